@@ -94,8 +94,7 @@ def read_text(
 
 
 def read_stdin(error: type[ForerunError], *, most_bytes: int = MOST_BYTES) -> str:
-    """Text of standard input, which must be UTF-8 and at most `most_bytes` long; otherwise `error`
-    is raised."""
+    """Text of standard input; `error` is raised unless it is UTF-8 and at most `most_bytes` long."""
     try:
         content = sys.stdin.buffer.read(most_bytes + 1)
     except OSError as problem:

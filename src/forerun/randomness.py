@@ -63,8 +63,7 @@ class Randomness:
 
     @property
     def by_key_alone(self) -> bool:
-        """True if numbers depend on their keys alone and are not recorded, so that the kernels may
-        draw them."""
+        """True if numbers depend on keys alone and are not recorded, so that the kernels may draw them."""
         return type(self) is Randomness and self._record is None
 
     def uniform(self, seed: int, position: int, purpose: Purpose, node: int = 0) -> float:

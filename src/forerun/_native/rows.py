@@ -51,8 +51,7 @@ def noise(seed: int, position: int, size: int) -> Tensor:
 def warp(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, list[int], list[int]]:
-    """The probabilities [N, V], the indices of rows that are all -inf, and of rows that hold NaN or
-    +inf."""
+    """The probabilities [N, V], the indices of rows that are all -inf, and of rows that hold NaN or +inf."""
     probs = torch.empty_like(logits)
     dead, broken = _native.kernels.warp_rows(
         to_dlpack(logits), to_dlpack(probs), temperature, top_k, top_p, min_p
@@ -106,8 +105,7 @@ def couple(probs: Tensor, noise: Tensor) -> list[int]:
 
 
 def couple_keys(probs: Tensor, keys: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the argmax of log probability plus noise in each row; the noise is keyed by seed and
-    position."""
+    """Return the argmax of log probability plus noise, keyed by seed and position, in each row."""
     masked = [(seed & _MASK, position) for seed, position in keys]
     return _native.kernels.couple_keys(to_dlpack(probs), masked)
 

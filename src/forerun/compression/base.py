@@ -1,5 +1,4 @@
-"""Base of all eviction methods: a method scores tokens, and the cache keeps those with the highest
-scores.
+"""Base of all eviction methods: a method scores tokens, and the cache keeps those with the highest scores.
 
 The cache (`forerun.kv_cache.evicting`) decides which tokens always stay, how many, and when the
 others go. A method sees only committed tokens, of one layer of one row.

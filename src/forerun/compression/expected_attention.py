@@ -1,5 +1,4 @@
-"""Eviction by the expected attention of future queries (Expected Attention: Devoto et al., arXiv
-2510.00636)."""
+"""Eviction by expected attention of future queries (Devoto et al., arXiv 2510.00636)."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ class ExpectedAttention(Method):
     counts = True
 
     def count(self, held: Held, queries: Queries, state: Tensor | None) -> Tensor:
-        """Add the moments of queries by head, [heads, size + 1, size + 1]: sums of ones, queries
-        and their products."""
+        """Add the moments of queries by head, [heads, size + 1, size + 1].
+
+        They are the sums of ones, queries and their products.
+        """
         from torch.nn import functional
 
         vectors = functional.pad(precise(queries.vectors), (0, 1), value=1.0)

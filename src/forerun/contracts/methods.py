@@ -77,8 +77,7 @@ class Drafter(Protocol):
     name: str
     needs_draft_model: bool
     head: str | None
-    """Kind of trained head that it drafts with, named in place of a draft model; see
-    `forerun.heads.HEADS`."""
+    """Kind of trained head, one of `forerun.heads.HEADS`, named in place of a draft model."""
     optional_head: str | None
     """Kind of trained head that it can draft with but does not need."""
     exactness: Exactness
@@ -91,8 +90,7 @@ class Drafter(Protocol):
     reads_predictions: bool
     """True if it drafts from the predictions that come with requests; see `forerun.core.Hints`."""
     acceptance: tuple[tuple[float, ...], ...] | None
-    """Measured probability that the child of each rank of a reached node is accepted, by depth and
-    rank.
+    """Measured probability that the child of each rank of a reached node is accepted, by depth and rank.
 
     The shapes of automatic sampled trees follow it. None if it was not measured.
     """
@@ -137,8 +135,7 @@ class Drafter(Protocol):
         """Propose one draft per request, with at most the planned number of tokens along any path."""
 
     def pending(self, request: Request) -> int:
-        """Approximate number of a request's tokens that it must run before it drafts, such as an
-        unseen prompt."""
+        """Approximate number of a request's tokens, such as an unseen prompt, to run before drafting."""
 
     def cost_share(self, request: Request) -> float | None:
         """Cost of one drafted token, in plain rounds at the request's present length.
@@ -259,6 +256,5 @@ class Policy(Protocol):
         return None
 
     def given_up(self) -> list[str]:
-        """One sentence on each drafter that was given up: what it was tried on, its cost, how to
-        insist on it."""
+        """One sentence on each drafter that was given up: its results, its cost, how to insist on it."""
         return []

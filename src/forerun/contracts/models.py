@@ -38,8 +38,7 @@ class Cache(Protocol):
         """
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
-        order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -71,8 +70,10 @@ class Evicts(Cache, Protocol):
         """Note the tokens that a row holds now; more of the prompt may follow."""
 
     def evict(self, row: int) -> None:
-        """Evict the tokens that are due. Called before a request's newest token is run, first after
-        its prompt."""
+        """Evict the tokens that are due.
+
+        Called before a request's newest token is run, first after its prompt.
+        """
 
     def copy(self) -> Self:
         """A second cache with the same content, which can be continued separately."""
@@ -92,8 +93,7 @@ class SavesRows(Cache, Protocol):
 
     @property
     def row_format(self) -> Mapping[str, str | int]:
-        """Description of a row's content: a row can only be copied into caches with an equal
-        description."""
+        """Description of a row's content: a row can only be copied into caches with an equal description."""
 
     def row_shapes(self, length: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Type and shape of the tensors of one layer, for a row of `length` tokens."""
@@ -202,8 +202,7 @@ class ReadsViews(CausalLM, Protocol):
     """A model with `Ability.VIEWS`."""
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """Approximate bytes of weights, keys and values that one token reads in the first `layers`
-        layers.
+        """Approximate bytes of weights, keys and values that one token reads in the first `layers` layers.
 
         The token follows a context of `context` tokens and reads it through `view`, or in full if
         None.

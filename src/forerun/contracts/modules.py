@@ -101,8 +101,7 @@ class Layer(KeepsText, Protocol):
         """
 
     def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
-        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]; run
-        nothing else."""
+        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]."""
 
 
 class Linear(Module, Protocol):

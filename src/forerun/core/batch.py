@@ -177,12 +177,11 @@ class Batch:
 
     @cached_property
     def tree_mask(self) -> NDArray[np.bool_] | None:
-        """Attention mask among the newest tokens, [B, width, m]: the tokens of its row that each
-        new token sees.
+        """Attention mask among the newest tokens of each row, [B, width, m].
 
-        The columns are the last m - width tokens of the row and its new ones; all earlier tokens
-        are seen. None if no row has branches. Columns before a row's first token, and the rows of
-        padding, mean nothing.
+        Row i of a mask marks the tokens that new token i sees. The columns are the last m - width
+        tokens of the row and its new ones; all earlier tokens are seen. None if no row has
+        branches. Columns before a row's first token, and the rows of padding, mean nothing.
         """
         import numpy as np  # Here and below, because importing the core types alone loads no NumPy.
 
@@ -204,8 +203,7 @@ class Batch:
         return mask
 
     def padded(self, values: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
-        """One array [B, width] made from ragged lists such as `token_ids`, with `padding` at the
-        end of rows."""
+        """One array [B, width] made from ragged lists, with `padding` at the end of rows."""
         import numpy as np
 
         if self.even:

@@ -201,8 +201,7 @@ class Verdict:
         return self.origins.count(Origin.ACCEPTED)
 
     def truncate(self, count: int) -> Verdict:
-        """The verdict that emits only the first `count` >= 1 tokens, for a request that ends inside
-        the path."""
+        """The verdict cut to its first `count` >= 1 tokens, for a request that ends inside the path."""
         if count >= len(self.token_ids):
             return self
         # The newest token is never in the cache, so the path has one node less than there are tokens.

@@ -138,8 +138,7 @@ class Tree:
 
     @classmethod
     def branching(cls, widths: Sequence[int]) -> Tree:
-        """The tree in which the committed text has `widths[0]` children, each of these `widths[1]`,
-        and so on."""
+        """The tree in which every node of level i, the text being level 0, has `widths[i]` children."""
         parents: list[int] = []
         level = [-1]
         for width in widths:

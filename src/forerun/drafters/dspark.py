@@ -122,8 +122,7 @@ class DSparkDrafter(HeadDrafter):
         expected: list[float],
         level: int,
     ) -> list[int]:
-        """The nodes of the frontiers that get children: all of trees, and those of chains worth
-        continuing.
+        """The nodes of the frontiers that get children: all of trees, and those of chains worth continuing.
 
         A chain goes on while its next token is likely to be reached and accepted. The decision
         depends on no token drawn after it.

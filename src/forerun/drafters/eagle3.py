@@ -151,8 +151,7 @@ class Eagle3Drafter(HeadDrafter):
             logits = self._extend(runs)
 
     def _catch_up(self, growths: list[Growth], missing: list[Missing]) -> tuple[list[_Run], Tensor]:
-        """Run the target's states that the head's cache lacks; logits [B, Vd] after the last one of
-        each row."""
+        """Run the states that the head's cache lacks; logits [B, Vd] after the last one of each row."""
         import torch
 
         requests = [growth.request for growth in growths]
@@ -192,8 +191,7 @@ class Eagle3Drafter(HeadDrafter):
         return kept, logits if all(rows) else logits[rows]
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
-        """Run most of the states that a row lacks if there are many; return those that are left,
-        one at least."""
+        """Run most of the states that a row lacks if there are many; return the rest, one at least."""
 
         def run(states: Tensor, start: int) -> None:
             tokens = request.token_ids[start + 1 : start + 1 + len(states)]

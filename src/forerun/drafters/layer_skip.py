@@ -169,8 +169,7 @@ def _newest(growths: list[Growth]) -> list[list[int]]:
 
 
 def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
-    """The trained layer that the user named; None for a head of another kind, which is another
-    drafter's."""
+    """The trained layer that the user named; None for a head of another kind, which is another drafter's."""
     if setup.head is None or setup.head.kind not in (None, LayerSkipDrafter.optional_head):
         return None
     from forerun.drafters.exit_layer import ExitLayer
@@ -180,8 +179,7 @@ def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
 
 
 def _skipped(own: LayerSkipOptions, target: CausalLM, trained_for: int | None) -> Collection[int]:
-    """The layers to skip: those of the options, or all from a trained layer's exit on, or three
-    quarters.
+    """The layers to skip: those of the options, or all from a trained layer's exit on, or three quarters.
 
     Args:
         own: the options.

@@ -57,8 +57,7 @@ class _Index:
         self.indexed = max(len(token_ids), 1)
 
     def match(self, token_ids: list[int]) -> tuple[int, int]:
-        """Position after the latest earlier copy of the text's longest known ending, and the
-        ending's size.
+        """Position after the latest earlier copy of the text's longest known ending, and the ending's size.
 
         Zeros if there is none.
         """

@@ -100,8 +100,10 @@ class Alignment:
         return matched
 
     def _score(self, position: int, matched: int) -> float:
-        """Number of matching tokens, less a penalty for distance that a few inserted or deleted
-        tokens do not explain."""
+        """Number of matching tokens, less a penalty for an unexplained distance.
+
+        A few inserted or deleted tokens explain a small distance.
+        """
         if not matched:
             return -inf
         behind, ahead = self._diverged - position, position - self._diverged - self._since

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from forerun.trees.growth import Growth
 
 DRAFT_VOCAB_SIZE = 8192
-"""Number of the vocabulary's first tokens that chains draft, besides those of the text and the
-likely ones."""
+"""Number of the vocabulary's first tokens that chains draft, besides the text's and likely ones."""
 LIKELY_TOKENS = 32
 """Number of likeliest tokens at each place that chains may draft from then on.
 

@@ -1,5 +1,4 @@
-"""Requests of `Engine.add`: they run in rounds that the caller starts, and each result is returned
-once."""
+"""Requests of `Engine.add`: they run in rounds that the caller starts, and each result is returned once."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Added:
             raise
 
     def completion(self, request_id: int) -> Completion:
-        """The result so far; the result of a request that has ended is returned once and then
-        forgotten.
+        """The result so far; the result of a request that has ended is returned once and then forgotten.
 
         Raises:
             ConfigError: for a request that is not known, or no longer.

@@ -204,8 +204,7 @@ class ChatTemplate:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """A prompt's token ids, opened as the tokenizer opens texts; BOS is not added to a text that
-    has it."""
+    """A prompt's token ids, opened as the tokenizer opens texts; BOS is not added to a text that has it."""
     token_ids = list(tokenizer.encode(text, add_special_tokens=True))
     bos = getattr(tokenizer, "bos_token", None)
     opened = bos and text.startswith(bos) and _opens_twice(tokenizer, token_ids)

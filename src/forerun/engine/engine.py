@@ -266,8 +266,7 @@ class Engine(Sessions):
         return Stream(running, follow(self._scheduler, running))
 
     def stream_plain(self, prompt: Prompt, params: Params = None, **sampling: Any) -> Stream:
-        """Complete one prompt by the plain loop, without drafter or rounds: the baseline to compare
-        with.
+        """Complete one prompt by the plain loop, without drafter or rounds: the baseline to compare with.
 
         Raises:
             ConfigError: when the first token is requested and no row is free.
@@ -342,8 +341,7 @@ class Engine(Sessions):
 
     @contextmanager
     def untaught(self) -> Iterator[None]:
-        """Plan rounds inside the block by policy `fixed`; the engine's own policy learns nothing
-        from them.
+        """Plan rounds inside the block by policy `fixed`; the engine's own policy learns nothing from them.
 
         Raises:
             ConfigError: while requests wait or run.

@@ -156,8 +156,7 @@ class Pair:
     head: HeadFiles | None = None
 
     def with_draft(self, draft: Checkpoint, placement: Placement) -> Pair:
-        """The pair with a draft model, which runs with a placement's settings but on the target's
-        device.
+        """The pair with a draft model, which runs with a placement's settings but on the target's device.
 
         Raises:
             ConfigError: for the target itself, or a precision that device or backend lack.

@@ -1,5 +1,4 @@
-"""Rehearsal: rounds on an arbitrary text before the first request, to warm up drafters and to time
-them."""
+"""Rehearsal: rounds on an arbitrary text before the first request, to warm up drafters and to time them."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class _Steps(BasePolicy):
 
 
 class _Filler:
-    """A drafter that drafts arbitrary tokens, as many as are planned; the rest is the engine's own
-    drafter's."""
+    """A drafter of arbitrary tokens, as many as planned; all else is the engine's own drafter's."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter

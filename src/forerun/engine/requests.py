@@ -179,8 +179,7 @@ class Running:
         self.progress = replace(self.progress, finish_reason=reason, error=error)
 
     def _texts(self) -> tuple[str, ...]:
-        """The text of each output token; the last one includes text still held back when the
-        request ended."""
+        """The text of each output token; the last one includes text held back at the end."""
         left = self.stream.text[self.stream.state.released :]
         if not self.texts or not left:
             return tuple(self.texts)
@@ -280,8 +279,7 @@ class Running:
 
 
 def token_logprobs(rows: Tensor, token_ids: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Log probabilities of `token_ids`, one per row of log probabilities [N, V], with `count`
-    alternatives."""
+    """Log probabilities of `token_ids` in the rows [N, V], each with `count` alternatives."""
     top = rows.topk(min(count, rows.shape[-1]), dim=-1)
     return [
         TokenLogprob(

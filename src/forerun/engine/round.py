@@ -122,8 +122,7 @@ class Parts:
 
     @property
     def exactness(self) -> Exactness:
-        """Exactness of the target, unless the drafter, the named rule or the cache changes the
-        distribution."""
+        """Exactness of the target, unless drafter, named rule or cache change the distribution."""
         methods = [] if self.evicts is None else [Exactness.APPROXIMATE]
         if self.drafter is not None:
             methods.append(self.drafter.exactness)
@@ -183,8 +182,7 @@ def settle(cache: Cache, running: Running) -> None:
 
 
 def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
-    """The policy's plans, cut to the tokens that can still be emitted, with the tree and the way to
-    draw."""
+    """The policy's plans, cut to the tokens that can still be emitted, with the tree and the way to draw."""
     if parts.policy is None or parts.guarded is None:
         return [_ASKED] * len(batch)
     guarded, drafter = parts.guarded, parts.guarded.drafter

@@ -83,8 +83,7 @@ class Scheduler:
             self.waiting.popleft()
 
     def ready(self, round_seconds: float) -> list[Running]:
-        """Run prompts and return the requests of the next round: all their tokens but the newest
-        are cached.
+        """Run prompts and return the requests of the next round: all their tokens but the newest are cached.
 
         Prompts are run in the order of admission: for about one round's time if streams wait for
         the next round, otherwise to the end.
@@ -185,8 +184,7 @@ class Scheduler:
                 self._owner = 0
 
     def settle(self) -> None:
-        """Restore rows, requests and the cache to the committed state, and free the rows of ended
-        requests.
+        """Restore rows, requests and the cache to the committed state, and free the rows of ended requests.
 
         It may be called at any time, and again if it was interrupted.
         """
@@ -219,8 +217,7 @@ class Scheduler:
             self._empty(row)
 
     def kept(self, token_ids: list[int] | None) -> tuple[int, list[int]]:
-        """A row of an ended request, and its tokens up to the end of the longest prefix shared with
-        a text.
+        """A row of an ended request, and its tokens up to the end of the longest prefix shared with a text.
 
         Without a text, the row of the request that ended last, with all its tokens.
 

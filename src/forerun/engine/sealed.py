@@ -1,5 +1,4 @@
-"""Objects that cannot be changed or copied once they are complete, with errors that name an
-alternative."""
+"""Objects that cannot be changed or copied once they are complete, with errors that name an alternative."""
 
 from __future__ import annotations
 

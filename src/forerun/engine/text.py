@@ -177,8 +177,7 @@ def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 
 def _byte_test(tokenizer: Tokenizer | None) -> Callable[[int], bool]:
-    """Returns a test for tokens that are one byte of a character missing in the vocabulary, such as
-    `<0xE6>`."""
+    """Returns a test for tokens that are one byte of a missing character, such as `<0xE6>`."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return lambda _: False

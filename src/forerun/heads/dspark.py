@@ -289,8 +289,7 @@ class DSparkHead:
         return self._output(hidden)
 
     def add_markov(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Add the bigram term after each token to logits [N, Vd], in place; does nothing without a
-        Markov head."""
+        """Add the bigram term after each token, if there is one, to logits [N, Vd], in place."""
         if self._markov is not None and self._before is not None:
             self._markov.add(self._embedded_before(tokens), logits)
 

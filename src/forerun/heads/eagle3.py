@@ -61,8 +61,7 @@ class Eagle3Config:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], where: str) -> Eagle3Config:
-        """Read the content of a config.json, native or of the library speculators, whose defaults
-        differ.
+        """Read the content of a config.json, native or of the library speculators, whose defaults differ.
 
         Args:
             config: the content.
@@ -201,8 +200,7 @@ class Eagle3Weights:
 
     @property
     def token_ids(self) -> Tensor | None:
-        """The target's token of each draft token, int64 [draft_vocab_size]; None if the
-        vocabularies are equal.
+        """The target's token of each draft token, int64 [draft_vocab_size]; None if they are the same.
 
         Raises:
             CheckpointError: for offsets that do not map to distinct tokens.
@@ -266,8 +264,7 @@ def _name(prefix: re.Match[str]) -> str:
 def _as_stored(
     config: Eagle3Config, tensors: Mapping[str, Tensor], renamed: Mapping[str, str]
 ) -> Eagle3Config:
-    """The config completed from the weights: the generation of the head, and the number of fused
-    states."""
+    """The config completed from the weights: the generation of the head, and the number of fused states."""
     stored = {renamed[key]: tensor for key, tensor in tensors.items()}
     fused = stored["fc.weight"]
     if "layers.0.hidden_norm.weight" not in stored and "norm.weight" not in stored:

@@ -1,5 +1,4 @@
-"""An EAGLE head on its target's backend: the published weights as modules of torch or of the CPU
-kernels."""
+"""An EAGLE head on its target's backend: the published weights as modules of torch or of the CPU kernels."""
 
 from __future__ import annotations
 

@@ -163,8 +163,7 @@ class Features:
     def run_most(
         self, request: Request, missing: Missing, run: Callable[[Tensor, int], object]
     ) -> Tensor:
-        """Run most of the states that a row lacks if there are many; return those that are left,
-        one at least.
+        """Run most of the states that a row lacks if there are many; return the rest, one at least.
 
         Args:
             request: the request.

@@ -11,8 +11,7 @@ from forerun.errors import CheckpointError
 from forerun.files import printable
 
 SCALES = "_scale"
-"""Suffix of the names of the scales of a matrix in 8 or 4 bits, which has one per row and group of
-columns."""
+"""Suffix of the names of a matrix's scales, one per row and group of columns."""
 ZERO = 8
 """Code of 0 in 4 bits."""
 
@@ -46,8 +45,7 @@ def dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def packed(codes: Tensor) -> Tensor:
-    """Pack codes of -8 to 7 [rows, columns] in pairs, the first in the lower half, uint8 [rows,
-    columns / 2]."""
+    """Pack codes of -8 to 7, [rows, columns], in pairs, first code low, uint8 [rows, columns / 2]."""
     shifted = (codes + ZERO).to(torch.uint8)
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 

@@ -86,8 +86,7 @@ class HeadFiles:
 
     @cached_property
     def own(self) -> Mapping[str, Any]:
-        """Content of the file that forerun adds to the published layout; empty for a head of other
-        tools.
+        """Content of the file that forerun adds to the published layout; empty for a head of other tools.
 
         Raises:
             CheckpointError: for a broken file.
@@ -97,8 +96,7 @@ class HeadFiles:
 
     @property
     def acceptance_by_rank(self) -> tuple[tuple[float, ...], ...] | None:
-        """Acceptance of the head's tokens by depth and rank, measured at its training, from
-        `forerun.json`.
+        """Acceptance of the head's tokens by depth and rank, measured at its training, from `forerun.json`.
 
         None if the file does not have it.
 
@@ -113,8 +111,7 @@ class HeadFiles:
 
     @property
     def calibration(self) -> tuple[tuple[float, ...], ...] | None:
-        """Scale and bias of the head's logits for the acceptance of its tokens, by position, from
-        `forerun.json`.
+        """Scale and bias of the head's acceptance logits, by position, from `forerun.json`.
 
         None if the file does not have them.
 

@@ -139,8 +139,7 @@ class LayerSkipHead:
         return BlockCache.of(self._layers, rows, capacity)
 
     def run(self, rows: Sequence[int], states: Sequence[Tensor], cache: BlockCache) -> Tensor:
-        """Run tokens after those that rows of the cache hold; logits [B, draft_vocab_size] after
-        each row's last.
+        """Run tokens after those of the cache's rows; logits [B, draft_vocab_size] after each last one.
 
         Args:
             rows: rows of the cache.

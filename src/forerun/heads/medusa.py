@@ -228,8 +228,7 @@ class MedusaHead:
 
 
 def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[str, Tensor]]:
-    """A file's config, and its tensors by the names of vLLM's layout, with `d2t` for a reduced
-    vocabulary.
+    """A file's config, and its tensors by the names of vLLM's layout, with `d2t` for a reduced vocabulary.
 
     Output matrices are cut to the rows that can be drafted. In files of Medusa's own code all
     layers of a head are equal: it repeats one block.

@@ -68,8 +68,7 @@ class OutputRows:
             self._norm = modules.norm(norm, eps=eps)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., Vd] of hidden states [..., hidden_size]; they must be normed unless there is
-        a norm."""
+        """Logits [..., Vd] of hidden states [..., hidden_size], which must be normed if there is no norm."""
         if self.linear is not None:
             return self.linear(hidden)
         if self._norm is not None:

@@ -153,8 +153,7 @@ class Evicting(ABC):
         return not over and (self.method.counts or self.method.observed > 0)
 
     def log(self, row: int, layers: range, start: int, queries: Tensor) -> None:
-        """Log queries [layers, heads, n, head_dim], before their rotation, of the tokens from
-        `start` on."""
+        """Log queries [layers, heads, n, head_dim], before their rotation, of the tokens from `start` on."""
         self._logs[row].write(layers, start, queries)
 
     def until_eviction(self, row: int) -> int | None:

@@ -53,8 +53,7 @@ class QueryLog:
             self.ends[layer] = min(self.ends[layer], end)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the queries of the first `length` tokens and, after them, those at `path`, which
-        ascends."""
+        """Keep the queries of the first `length` tokens and, after them, those at `path`, which ascends."""
         staying = [token for token in path if length + token < max(self.ends)]
         if staying != list(range(len(staying))):
             start = length - self.first

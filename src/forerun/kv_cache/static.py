@@ -108,8 +108,7 @@ class StaticCache:
         return appending
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
-        order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -246,8 +245,7 @@ class Appending:
             self._cache.positions[rows, slots] = self.positions.flatten()[flat]
 
     def observe(self, layer: int, queries: Tensor) -> None:
-        """Receive the queries [B, heads, n, head_dim] of the new tokens in a layer, before their
-        rotation.
+        """Receive the queries [B, heads, n, head_dim] of the new tokens in a layer, before their rotation.
 
         Only caches that score tokens by attention use them.
         """
@@ -285,8 +283,7 @@ class Appending:
         )
 
     def read_at(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, s, head_dim] of some slots of each head, int64 [B,
-        kv_heads, s]."""
+        """Keys and values [B, kv_heads, s, head_dim] of some slots of each head, int64 [B, kv_heads, s]."""
         rows = torch.tensor(self.batch.rows, device=slots.device)[:, None, None]
         index = (rows, torch.arange(slots.shape[1], device=slots.device)[:, None], slots)
         return self._numbers(self._cache.keys[layer], index), self._numbers(
@@ -315,8 +312,7 @@ class Appending:
         return means.means[self._index, :, : self.total // BLOCK_SIZE]
 
     def _numbers(self, store: Store, index: tuple[Any, ...], coarse: bool | None = None) -> Tensor:
-        """Stored numbers as the model reads them, as coarsely as the view says unless `coarse` is
-        given."""
+        """Stored numbers as the model reads them, as coarsely as the view says unless `coarse` is given."""
         if isinstance(store, Codes):
             if coarse is None:
                 coarse = self.batch.view is not None and self.batch.view.coarse

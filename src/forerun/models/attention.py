@@ -213,8 +213,7 @@ class Step:
 
 
 def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Layer norm with a bias; without one a root mean square norm (arXiv 1910.07467), in float32 at
-    least."""
+    """Layer norm with a bias; without one a root mean square norm (arXiv 1910.07467), in float32 at least."""
     if bias is not None:
         return functional.layer_norm(hidden, weight.shape, weight, bias, eps)
     if hidden.dtype in (torch.float32, torch.float64):

@@ -77,8 +77,7 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Slots of the cache that only some tokens read; read a few tokens at a time, because they are
-    copied.
+    """Slots of the cache that only some tokens read; read a few tokens at a time, because they are copied.
 
     Attributes:
         appending: slots of the tokens in the cache.

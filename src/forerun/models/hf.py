@@ -300,8 +300,7 @@ def _obstacle(config: Any) -> str | None:
 
 
 def max_context(config: Any, name: str) -> int:
-    """Tokens of context, limited to the length beyond which the rotation of earlier tokens would
-    change.
+    """Tokens of context, limited to the length beyond which the rotation of earlier tokens would change.
 
     Raises:
         UnsupportedModelError: if the config does not say.

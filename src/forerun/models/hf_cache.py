@@ -48,8 +48,7 @@ class HFCache:
         return len(self.positions[row])
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
-        order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order.
 
         Raises:
             CacheError: for a row that does not exist, and unless `path` ascends and the row holds

@@ -17,8 +17,7 @@ _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 @torch.no_grad()
 def find_head(model: Any, name: str) -> tuple[Part, Part]:
-    """The final norm and the output head, if they alone turn the last layer's output into the exact
-    logits.
+    """The final norm and the output head, if they alone turn the last layer's output into the exact logits.
 
     Some models scale or cap their logits, or put something between the two; this is detected here.
 

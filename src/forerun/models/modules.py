@@ -55,8 +55,7 @@ class TorchModules:
         norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> TorchLinear:
-        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm`
-        [cols]."""
+        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm` [cols]."""
         before = None if norm is None else self.norm(norm, eps=eps)
         return TorchLinear(self._take(weight), None if bias is None else self._take(bias), before)
 

@@ -1,5 +1,4 @@
-"""Prefill of targets and draft models: the prefix that a row shares with a prompt, and the rest in
-chunks."""
+"""Prefill of targets and draft models: the prefix that a row shares with a prompt, and the rest in chunks."""
 
 from __future__ import annotations
 

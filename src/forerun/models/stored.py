@@ -17,8 +17,10 @@ from forerun.models.tokenizer import read_tokenizer
 
 
 class StoredModel(Protocol):
-    """The parts of a model that are read before it is loaded; all raise `CheckpointError` for
-    broken files."""
+    """The parts of a model that are read before it is loaded.
+
+    All methods raise `CheckpointError` for broken files.
+    """
 
     def config(self) -> Any:
         """The checked config of transformers."""
@@ -33,8 +35,7 @@ class StoredModel(Protocol):
         """The model's tokenizer, of transformers."""
 
     def architecture(self, config: Any) -> Architecture:
-        """Architecture of a model that forerun's own decoder runs, including facts known from the
-        weights only."""
+        """Architecture of a model on forerun's own decoder, including facts that only its weights show."""
 
     def source(self, config: Any) -> Source:
         """The model's weights, none of which is read yet."""

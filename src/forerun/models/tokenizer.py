@@ -45,8 +45,7 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
 
 
 def tokenizer_id(tokenizer: Any) -> str | None:
-    """Digest of everything a tokenizer of transformers does to text; None for a tokenizer of
-    another kind."""
+    """Digest of everything a tokenizer of transformers does to text; None for a tokenizer of another kind."""
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

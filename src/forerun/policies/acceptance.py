@@ -103,8 +103,7 @@ class Rates:
 
 
 class Acceptance:
-    """Acceptance of one drafter by its level of confidence: of all requests, of a namespace, of
-    each request.
+    """Acceptance of one drafter by its level of confidence: of all requests, of a namespace, of each request.
 
     The rates of all requests are the prior for a namespace, and the rates of a namespace for a
     request.
@@ -129,8 +128,7 @@ class Acceptance:
         return sum(rates.evidence() for (name, _), rates in self._pooled.items() if not name)
 
     def pooled(self, namespace: str, level: int) -> Rates:
-        """Rates over all requests of a namespace at a level of confidence; over all requests if it
-        is empty."""
+        """Rates over all requests of a namespace, or of all if it is empty, at a level of confidence."""
         key = (namespace, level)
         if key not in self._pooled:
             if len(self._pooled) > MOST_KINDS:

@@ -32,10 +32,9 @@ class Account:
         return [self.credit, self._reserve]
 
     def restore(self, learned: Any) -> None:
-        """Start from the values that `learned` returned; a file can raise neither credit nor
-        reserve beyond bounds.
+        """Start from the values that `learned` returned, within bounds.
 
-        The credit is at most that of a new account.
+        The credit is at most that of a new account, and the reserve is small, whatever a file says.
         """
         credit, reserve = map(float, learned)
         if not (math.isfinite(credit) and math.isfinite(reserve)):

@@ -91,8 +91,7 @@ class Beliefs:
         seconds: Sequence[float],
         cold: bool,
     ) -> tuple[float, float]:
-        """Take in the drafting times of some rounds; return the seconds of all drafts and of
-        running prompts before.
+        """Learn from the drafting times of rounds; return seconds of drafts and of prompts before them.
 
         Costs are only learned if a single member has drafted. Time beyond the usual, an
         interruption, is left out of the result.

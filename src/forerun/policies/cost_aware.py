@@ -107,8 +107,7 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.costs = LiveCosts(table, self._most)
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
-        """Receive the target and the drafter to plan for; time the target's forwards if that was
-        never done."""
+        """Receive target and drafter; time the target's forwards if that was never done."""
         self._several = bool(drafter.members)
         members = drafter.members or (drafter,)
         self._beliefs.members = [Member(place, member) for place, member in enumerate(members)]
@@ -120,8 +119,7 @@ class CostAwarePolicy(BasePolicy):
             weakref.finalize(self, self._memory.save)
 
     def rehearse(self, run: Rehearse) -> None:
-        """Warm up and time drafts before the first request; measure again if the machine's load has
-        changed."""
+        """Warm up and time drafts before the first request; measure again under a changed load."""
         if self.settings.calibrate and self._memory is not None:
             self._memory.check(self._beliefs, run)
 
@@ -381,8 +379,7 @@ class CostAwarePolicy(BasePolicy):
         offers: Sequence[list[Offer]],
         chosen: set[Member],
     ) -> int:
-        """Try a drafter that is not expected to pay, for one request, if a try is due; return its
-        number of rounds."""
+        """Try, for one request, a drafter that is not expected to pay, if it is due; return the rounds."""
         for member in {offer.member: None for offer in chain(*offers)}:
             if member in chosen:
                 continue

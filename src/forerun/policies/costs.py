@@ -140,8 +140,7 @@ class Curve:
         return self.slope * self.rise(extra) + self.token * extra
 
     def correct(self, extra: float, seconds: float, rounds: int = 1) -> None:
-        """Take in rounds with `extra` drafted tokens that took `seconds` on average, in the table's
-        seconds."""
+        """Learn from rounds with `extra` drafted tokens of `seconds` each, in the table's seconds."""
         # The rise in plain rounds, and the drafted tokens of each request.
         rise, each = self.rise(extra) / self.plain, extra / self.batch_size
         (first, second), both = self._variances, self._covariance
@@ -326,8 +325,7 @@ class LiveCosts:
         seconds: Sequence[float],
         cold: bool = False,
     ) -> tuple[float, float]:
-        """Take in the times of drafts and return the seconds of all drafts and of the prompt run
-        before them.
+        """Take in the times of drafts and return the seconds of all drafts and of the prompt run before them.
 
         Both are limited to a multiple of the expected times.
 

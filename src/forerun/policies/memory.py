@@ -84,8 +84,7 @@ class Memory:
                     member.forget()
 
     def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
-        """Rehearse rounds: they warm up drafts, time those that no file knows, and show the
-        machine's speed now."""
+        """Rehearse rounds, to warm up drafts, to time unknown ones, and to measure the machine's speed."""
         costs, places = (
             beliefs.costs,
             [None] if len(beliefs.members) == 1 else range(len(beliefs.members)),

@@ -43,8 +43,7 @@ class Outlook:
         self._mean_output, self._is_granted = float(USUAL_OUTPUT), False
 
     def new_text(self, request: Request) -> Text:
-        """The state of a new request, whose drafts may lose a share of its time, including that of
-        its prompt."""
+        """The state of a new request; its drafts may lose a share of its time, prompt included."""
         curve = self._beliefs.costs.curve(1)
         prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
         known = any(member.acceptance.evidence for member in self._beliefs.members)
@@ -69,8 +68,7 @@ class Outlook:
         return min(most, max(left, UNPROVEN_RISK)) if left > 0.0 else 0.0
 
     def offers(self, request: Request, text: Text, round_: int) -> list[Offer]:
-        """The drafts that members could make for a request in a round; members that found nothing
-        are left out."""
+        """The drafts that members could make for a request; members that found nothing are left out."""
         most, limit = request.params.max_tokens, self._most
         if most is not None:
             limit = min(limit, most - request.num_output_tokens - 1)
@@ -104,8 +102,7 @@ class Outlook:
                 offer.seconds = whole / max(1.0, 0.5 * self.tokens_left(request))
 
     def can_pay(self, offer: Offer, text: Text) -> bool:
-        """True if a drafter has proven that running a prompt is worth it, or the request may lose
-        that time."""
+        """True if a drafter has proven worth running a prompt, or the request may lose that time."""
         if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
             return True
         costs = self._beliefs.costs
@@ -113,8 +110,7 @@ class Outlook:
         return costs.prefill_seconds(offer.member.name, offer.pending) <= most
 
     def try_length(self, request: Request, offer: Offer, batch_size: int) -> int:
-        """Number of tokens of a try that may be lost; 0 if none may, or if even full acceptance
-        would not pay."""
+        """Number of tokens of a try that may be lost; 0 if none may, or if no acceptance would pay."""
         costs = self._beliefs.costs
         curve, plain = costs.curve(batch_size), costs.plain_seconds(batch_size)
         before = costs.prefill_seconds(offer.member.name, offer.pending) / plain
@@ -152,8 +148,7 @@ class Outlook:
         return MANY if most is None else (most - request.num_output_tokens) // (length + 1)
 
     def tokens_left(self, request: Request) -> float:
-        """Expected number of tokens still to come: as earlier outputs suggest, or half of those
-        already written."""
+        """Expected number of tokens to come: by earlier outputs, or half of those already written."""
         written, most = request.num_output_tokens, request.params.max_tokens
         expected = max(self._mean_output - written, 0.5 * written, 4.0)
         return expected if most is None else min(expected, most - written)

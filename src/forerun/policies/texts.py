@@ -64,8 +64,10 @@ class Member:
             self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
-        """Level of its confidence; None if it has found nothing. A model, which always finds
-        tokens, has level 0."""
+        """Level of its confidence; None if it has found nothing.
+
+        A model always finds tokens and has level 0.
+        """
         if not self.looks_up:
             return 0
         confidence = self.drafter.confidence(request)

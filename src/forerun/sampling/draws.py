@@ -13,8 +13,7 @@ from forerun.randomness import Purpose, Randomness
 
 
 def draw(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Draw one token from each row of `probs` [N, V]: the inverse of the cumulative distribution at
-    `uniforms`."""
+    """Draw one token from each row of `probs` [N, V], by inversion of its cumulative distribution."""
     if native.takes(probs):
         return native.draw(probs, uniforms)
     return draw_tensor(probs, uniforms).tolist()
@@ -34,8 +33,7 @@ def draw_tensor(probs: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def couple(probs: Tensor, noise: Tensor) -> list[int]:
-    """Return argmax(log prob + Gumbel noise) of each row, both [N, V]; the tokens are distributed
-    as `probs`."""
+    """Draw argmax(log prob + Gumbel noise) from each row, both [N, V]; distributed as `probs`."""
     return native.couple(probs, noise) if native.takes(probs) else _coupled(probs, noise).tolist()
 
 

@@ -165,8 +165,7 @@ def _drawn(
 
 
 def _most_likely(probs: Tensor, row_of: Sequence[int], counts: Sequence[int]) -> list[Children]:
-    """The most probable tokens of each node's row, the most probable first; fewer if no more are
-    possible."""
+    """The most probable tokens of each node's row, the most probable first; fewer if no more are possible."""
     most = min(max(counts, default=0), probs.shape[-1])
     # A maximum is found far faster than a ranking.
     values, ids = probs.max(-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1)

@@ -44,10 +44,9 @@ def warp(logits: Tensor, prefixes: Sequence[Prefix]) -> Tensor:
 
 
 def warp_unchecked(logits: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor]:
-    """Warp as `warp` does, without waiting for a device, and flag the rows that are not
-    distributions, bool [N].
+    """Warp as `warp` does, without waiting for a device; flag rows that are not distributions.
 
-    Flagged rows are returned as uniform, so that they can be computed with.
+    The flags are bool [N]. Flagged rows are returned as uniform, so that they can be computed with.
     """
     probs, flags = _warp(logits, prefixes, lenient=False)
     if flags is None:
@@ -97,8 +96,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 def warp_for_drafts(
     logits: Tensor, prefixes: Sequence[Prefix], *, ranking: bool
 ) -> tuple[Tensor, frozenset[int]]:
-    """Warp as `warp` does, and return the indices of rows that leave no token possible instead of
-    raising.
+    """Warp as `warp` does, and return the indices of rows that leave no token possible instead of raising.
 
     Those rows hold no distribution. A drafter asks about prefixes that the target may never reach,
     so a mask hook that fails allows nothing there.

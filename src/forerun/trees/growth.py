@@ -69,8 +69,7 @@ class Growth(ABC):
         return [Prefix(self.request, tuple(self._tokens_to(node))) for node in self.frontier]
 
     def run_frontier(self) -> tuple[list[int], list[int]]:
-        """The tokens of the frontier, to be run now, and the index of each one's parent among the
-        nodes already run.
+        """Tokens of the frontier, to be run now, and the index of each one's parent among run nodes.
 
         Index -1 is the text.
         """
@@ -154,8 +153,7 @@ class BestFirstGrowth(Growth):
         self._width = min(num_nodes, MOST_EXPANDED)
         self._probs: list[float] = []
         self._best: list[float] = []
-        """The largest probabilities, at most as many as the tree may have nodes, in a heap with the
-        least first."""
+        """The largest probabilities, one per node that the tree may have, in a heap with the least first."""
 
     def wanted(self) -> list[Sequence[int]]:
         return [range(self._width)] * len(self.frontier)
@@ -189,8 +187,7 @@ class BestFirstGrowth(Growth):
         return heapq.heappushpop(self._best, prob) < prob
 
     def _to_expand(self, first: int) -> list[int]:
-        """The best nodes of the level that begins with node `first`, without those that have
-        dropped out since.
+        """The best nodes of the level from node `first` on, without those that have dropped out since.
 
         A child is at most as probable as its parent, so a node that has dropped out has no child in
         the tree.
@@ -207,8 +204,7 @@ class BestFirstGrowth(Growth):
         return self._largest(expandable, min(self._width, room))
 
     def _largest(self, nodes: Sequence[int], count: int) -> list[int]:
-        """The most probable nodes in index order; among equals the earlier, so that no parent is
-        missing."""
+        """The most probable nodes in index order; among equals the earlier, to keep parents."""
         return sorted(heapq.nlargest(count, nodes, key=self._probs.__getitem__))
 
 

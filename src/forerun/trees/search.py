@@ -32,8 +32,7 @@ class BestShape:
 
 
 def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> BestShape:
-    """The shape with the most expected tokens, with at most `num_nodes` nodes and `depth` tokens
-    along any path.
+    """The shape with the most expected tokens within `num_nodes` nodes and `depth` levels.
 
     Args:
         acceptance: by rank [R], or by depth and rank [D, R]; deeper nodes take the values of the
@@ -53,8 +52,7 @@ def best_shape(acceptance: ArrayLike, num_nodes: int, depth: int) -> BestShape:
 
 
 class _Program:
-    """The dynamic program: value[n + 1] is the most that a tree of n nodes gives, the committed
-    token included.
+    """The dynamic program: value[n + 1] is the most tokens that a tree of n nodes gives, the text's included.
 
     It works level by level from the deepest. The children of a node with rank r and above share m
     nodes: the r-th takes k >= 1 of them and the rest goes on to rank r + 1, or there is no further

@@ -25,8 +25,7 @@ from forerun.verification.rule import Pending, Rule
 
 
 def end_at(node: int) -> int:
-    """Code of "the path ends at `node`" (-1: at the committed text); negative, unlike the index of
-    a test."""
+    """Code of "the path ends at `node`" (-1: at the committed text); negative, unlike the index of a test."""
     return ~(node + 1)
 
 
@@ -137,6 +136,5 @@ def token_ids_and_rows(draft: Draft, device: torch.device) -> tuple[Tensor, Tens
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """Acceptance probability min(1, p/q) of each token; 0 if the token has no probability in its
-    own row."""
+    """Acceptance probability min(1, p/q) of each token; 0 if the token has no probability in its own row."""
     return (p / q).clamp(max=1.0).where(q > 0, torch.zeros_like(p))

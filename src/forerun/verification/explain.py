@@ -184,8 +184,7 @@ class _Left:
         return self.after(siblings[rank - 1]) if rank else self.whole(node)
 
     def after(self, node: int) -> Tensor:
-        """The row after a node was rejected, [V]: its parent would emit from it if it had no more
-        children."""
+        """The row after a node was rejected, [V], from which its parent would emit without more children."""
         if node not in self._rows:
             parent = self._draft.tree.parents[node]
             if node not in self._draft.tree.next_sibling:

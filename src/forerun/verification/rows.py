@@ -55,8 +55,7 @@ class TargetRows:
         return TargetRows(self._logits[indices], drafts, [self.requests[i] for i in indices])
 
     def adopt(self, part: TargetRows, indices: Sequence[int]) -> None:
-        """Take over the rows computed by `part`, which holds these requests, so that hooks are
-        asked once."""
+        """Take over the rows computed by `part`, which holds these requests, so that hooks are asked once."""
         if part is not self:
             self._probs |= {indices[index]: rows for index, rows in part._probs.items()}
 
@@ -85,8 +84,7 @@ class TargetRows:
         return probs
 
     def unchecked(self, index: int) -> tuple[Tensor, Tensor]:
-        """The rows of `probs` without waiting for a device, and flags of those that failed, bool [n
-        + 1].
+        """The rows of `probs` without waiting for a device, and flags of those that failed, bool [n + 1].
 
         Failed rows are uniform. A rule may go on as if the target had such rows: its output is
         exact for that target, and nothing is emitted after a prefix whose row failed.

@@ -1,5 +1,4 @@
-"""Base of all rules: a batch is verified in one call of the kernels, or with one transfer from the
-device."""
+"""Base of all rules: a batch is verified in one call of the kernels, or with one transfer from the device."""
 
 from __future__ import annotations
 

@@ -89,16 +89,14 @@ class SuffixAutomaton:
         self._count()
 
     def step(self, state: int, token: int) -> int:
-        """The state that a token leads to from a state; 0 if it never followed, because no token
-        leads to 0."""
+        """The state that a token leads to from a state; 0, which is never a target, if it never followed."""
         if self._token[state] == token:
             return self._target[state]
         others = self._others[state]
         return others.get(token, 0) if others else 0
 
     def children(self, state: int) -> list[Child]:
-        """The tokens that came next, the most frequent first, the latest among equals; at most
-        MOST_CHILDREN.
+        """The tokens that came next, the most frequent first, the latest among equals; at most MOST_CHILDREN.
 
         Their shares leave room for one token that has never come next. At the end of a text they
         are the tokens after its longest ending that occurred before, so that a repetition is

@@ -1,5 +1,4 @@
-"""An index of fixed texts: the places of a growing text's longest ending in them, and the tokens
-after it.
+"""An index of fixed texts: the places of a growing text's longest ending in them, and the tokens after it.
 
 A suffix array (Manber and Myers, 1993) of the texts read backwards: similar endings are adjacent,
 so that one binary search finds the longest match, whatever the text was before.
@@ -77,8 +76,7 @@ class Corpus:
         return cls(token_ids, sorted_positions(token_ids))
 
     def match(self, token_ids: Sequence[int], least: int = SHORTEST_MATCH) -> tuple[Places, int]:
-        """Places after the longest ending of `token_ids` in the texts, and its length, at most
-        LONGEST_MATCH.
+        """Places after the longest ending of `token_ids` in the texts, and its length, at most LONGEST_MATCH.
 
         Nothing and 0 if it is shorter than `least`, which is SHORTEST_MATCH or more.
         """
@@ -136,8 +134,7 @@ class Corpus:
         )
 
     def children(self, places: Places) -> list[Child]:
-        """The tokens that come next, the most frequent first, the first among equals; at most
-        MOST_CHILDREN.
+        """The tokens that come next, the most frequent first, the first among equals; at most MOST_CHILDREN.
 
         Their shares leave room for one token that has never come next.
         """
@@ -180,8 +177,7 @@ class Quote:
         self._length = self._seen = 0
 
     def longest(self, token_ids: Sequence[int], above: int = 0) -> tuple[Places, int]:
-        """Places after the match of the text so far, and the length that it counts as in the text
-        itself.
+        """Places after the match of the text so far, and the length that it counts as in the text itself.
 
         Nothing and 0 if that length is not above `above`.
         """
@@ -206,8 +202,7 @@ def with_separators(texts: Iterable[Sequence[int]]) -> NDArray[int32]:
 
 
 def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
-    """Positions with a token before and after them, sorted by the LONGEST_MATCH tokens before them,
-    reversed.
+    """Positions with a token before and after them, sorted by the LONGEST_MATCH tokens before them, reversed.
 
     Prefix doubling: endings of 2k tokens are in the order of pairs of endings of k tokens.
     """

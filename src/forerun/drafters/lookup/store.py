@@ -59,8 +59,7 @@ class SuffixStore:
         )
 
     def add(self, namespace: str, token_ids: Sequence[int]) -> None:
-        """Store an output for later requests of its namespace; only the end of one longer than half
-        the limit."""
+        """Store an output, or the end of one longer than half the limit, for its namespace."""
         if not self._half or not token_ids:
             return
         pair, kept = self._pairs.get_or_make(namespace), token_ids[-self._half :]

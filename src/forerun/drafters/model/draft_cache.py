@@ -24,8 +24,7 @@ LARGEST_SHARED_CATCH_UP = 16
 
 @dataclass
 class _Row:
-    """Content of one row of the cache: a text, then nodes of a draft in the order in which they
-    were run."""
+    """Content of one row of the cache: a text, then nodes of a draft in the order in which they were run."""
 
     token_ids: list[int]
     draft: Draft = NO_DRAFT
@@ -67,8 +66,7 @@ class DraftCache:
         self._rows = [_Row([]) for _ in range(rows)]
 
     def pending(self, row: int, token_ids: list[int]) -> int:
-        """Approximate number of a text's tokens that a row lacks, from its first token and the
-        lengths alone."""
+        """Approximate number of tokens that a row lacks of a text, by first token and lengths alone."""
         held = self._rows[row].token_ids
         return len(token_ids) - (len(held) if held[:1] == token_ids[:1] else 0)
 

@@ -167,8 +167,7 @@ class Translation:
 
 
 def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
-    """The draft's special token for each of the target's that is written alike, and for the ends of
-    text."""
+    """The draft's special token for each of the target's that is written alike, and for the ends of text."""
     numbers = {content: number for number, content in theirs.special.items()}
     pairs = {
         number: numbers[content] for number, content in ours.special.items() if content in numbers

@@ -1,5 +1,4 @@
-"""Models on the compiled CPU kernels: a token's result is the same, bit for bit, however it is
-computed."""
+"""Models on the compiled CPU kernels: a token's result is the same, bit for bit, however it is computed."""
 
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.cpu.model import CpuModel, KernelChoice

@@ -63,8 +63,7 @@ class CpuCache:
             return int(native.length(row) if layer is None else native.layer_length(layer, row))
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
-        order.
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order.
 
         A layer that does not hold all of them yet keeps those that it holds.
 
@@ -93,8 +92,7 @@ class CpuCache:
         check_view(view, self.kv_dtype)
 
     def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
-        """Memory [layers, tokens, heads * head_dim] for the queries of a forward; None if they are
-        not needed."""
+        """Memory [layers, tokens, heads * head_dim] for a forward's queries; None if not needed."""
         return None
 
     def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:

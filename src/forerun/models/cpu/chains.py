@@ -37,8 +37,7 @@ def native_chain(chain: ChainRequest, head: Any = None) -> Any:
 
 
 def rows_to_fill(chains: Sequence[ChainRequest], vocab_size: int) -> list[Tensor]:
-    """Memory for the rows that each chain's tokens are drawn from, [limit, V]; empty if none are
-    sampled."""
+    """Memory for the rows that each chain's tokens are drawn from, [limit, V]; empty if none are sampled."""
     return [
         torch.empty(chain.limit if chain.drawing is Drawing.SAMPLED else 0, vocab_size)
         for chain in chains

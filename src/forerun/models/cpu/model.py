@@ -314,8 +314,7 @@ class CpuModel:
         return drafts_of(drafted, probs)
 
     def _draft_head(self, cache: CpuCache, chain: ChainRequest) -> Any:
-        """The output head for the tokens that the chain may draft, kept with its row; None for the
-        whole head."""
+        """The output head for tokens that the chain may draft, kept with its row; None for the whole."""
         size = chain.draft_vocab_size
         if size is None or size >= self.vocab_size:
             return None

@@ -56,8 +56,7 @@ class CpuModules:
         norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> CpuLinear:
-        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm`
-        [cols].
+        """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm` [cols].
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
@@ -247,8 +246,7 @@ class CpuLayer(_KeepsText):
         return self._run(inputs, batch, cache)
 
     def append(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> None:
-        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]; run
-        nothing else."""
+        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]."""
         read = _capsule(hidden)
         with _ERRORS:
             self.native.append(self.pool, cache.native, batch.rows, batch.positions, read)

@@ -34,8 +34,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def num_threads() -> int:
-    """Number of threads: the one set, or that in FORERUN_THREADS, or torch's, at most the number of
-    cores.
+    """Number of threads: the one set, or that in FORERUN_THREADS, or torch's, at most the number of cores.
 
     Raises:
         ConfigError: for a variable that does not hold a number.

@@ -100,8 +100,7 @@ def _halves(field: _Bytes) -> NDArray[np.float16]:
 
 
 def _nibbles(field: _Bytes) -> _Bytes:
-    """Split [rows, blocks, 16] into codes [rows, 32 * blocks]: the low halves of all bytes, then
-    the high ones."""
+    """Split [rows, blocks, 16] into codes [rows, 32 * blocks]: all low halves, then all high halves."""
     codes = np.empty((*field.shape[:2], 2, field.shape[2]), np.uint8)
     np.bitwise_and(field, 15, out=codes[:, :, 0])
     np.right_shift(field, 4, out=codes[:, :, 1])
