@@ -212,7 +212,7 @@ class Trainer:
         return int(tokens)
 
     def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
-        """Apply `work` to each micro-batch, on several threads, and yield the results in order."""
+        """Apply `work` to each micro-batch, on the process's threads, and yield the results in order."""
         if self._threads == 1:
             yield from map(work, parts)
             return
