@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any
 
-# Characters written at once: a stream that is writable takes so many, of at most four bytes each.
+# Characters written at once: a writable stream takes this many, of at most four bytes each.
 PIECE = 64
 
 

@@ -77,53 +77,53 @@ class Drafter(Protocol):
     name: str
     needs_draft_model: bool
     head: str | None
-    """Kind of trained head, one of `forerun.heads.HEADS`, named in place of a draft model."""
+    """Kind of trained head that is named in place of a draft model; see `forerun.heads.HEADS`."""
     optional_head: str | None
-    """Kind of trained head that it can draft with but does not need."""
+    """Kind of trained head that the drafter can draft with but does not need."""
     exactness: Exactness
     drawings: frozenset[Drawing]
-    """The ways of drawing that it supports; {GREEDY} for deterministic drafters."""
+    """The ways of drawing that the drafter supports; {GREEDY} for deterministic drafters."""
     draws_trees: bool
-    """True if it proposes trees that no plan has asked for."""
+    """True if the drafter proposes trees that no plan has asked for."""
     takes_trees: bool
-    """True if it grows the trees that plans ask for."""
+    """True if the drafter grows the trees that plans ask for."""
     reads_predictions: bool
-    """True if it drafts from the predictions that come with requests; see `forerun.core.Hints`."""
+    """True if the drafter reads the predictions that come with requests; see `forerun.core.Hints`."""
     acceptance: tuple[tuple[float, ...], ...] | None
-    """Measured probability that the child of each rank of a reached node is accepted, by depth and rank.
+    """Measured acceptance of the child of each rank of a reached node, by depth and rank.
 
     The shapes of automatic sampled trees follow it. None if it was not measured.
     """
     shared_layers: int
-    """Number of the target's first layers that it runs itself; see `Draft.hidden`."""
+    """Number of the target's first layers that the drafter runs itself; see `Draft.hidden`."""
     hidden_layers: tuple[int, ...]
     """The target's hidden layers that `observe` and `observe_prefill` need."""
     vocab_size: int | None
-    """Size of the vocabulary that it proposes from; None for ids taken from the text itself."""
+    """Size of the vocabulary of proposed tokens; None for ids taken from the text itself."""
     rows: int | None
-    """Number of requests that it can serve at once; None for any number."""
+    """Number of requests that the drafter can serve at once; None for any number."""
     members: tuple[Drafter, ...]
-    """The drafters that a plan may choose from, by index; empty if it drafts alone."""
+    """The drafters that a plan may choose from, by index; empty for a single drafter."""
     looks_up: bool
-    """True if its tokens are looked up, at hardly any cost, and not computed by a model."""
+    """True if tokens are looked up, at hardly any cost, and not computed by a model."""
     origin: str
-    """The source of its weights as the user named it; set by `forerun.load`.
+    """The source of the drafter's weights as the user named it; set by `forerun.load`.
 
     A policy keeps what it has learned about the drafter under this name.
     """
     options: type[Any]
-    """Options of its own, a class made by `forerun.options.options`; `NoOptions` if it has none."""
+    """The drafter's own options, a class made by `forerun.options.options`, or `NoOptions`."""
 
     @classmethod
     def member_methods(cls, options: Any) -> Sequence[str]:
-        """The other methods that it drafts with under these options; it also takes their options."""
+        """The other methods that the drafter uses with these options; their options apply to it too."""
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Drafter:
         """Make a drafter for an engine."""
 
     def attach(self, cache: Cache) -> None:
-        """Receive the target's cache; the engine calls this once, when it is built.
+        """Receive the target's cache; called once, when the engine is built.
 
         A drafter that runs layers of the target may write into the cache beyond the committed
         tokens. Such a drafter refuses the cache of a second engine with a ConfigError.
@@ -144,7 +144,7 @@ class Drafter(Protocol):
         """
 
     def confidence(self, request: Request) -> float:
-        """Expected share of its next draft that will be accepted, in [0, 1].
+        """Expected share of the next draft that will be accepted, in [0, 1].
 
         It is estimated from the committed tokens alone, before anything is drawn.
         """
@@ -214,7 +214,7 @@ class Policy(Protocol):
     name: str
 
     def attach(self, target: CausalLM, drafter: Drafter, rows: int) -> None:
-        """Receive the target and the drafter to plan for; the engine calls this once, when it is built."""
+        """Receive the target and the drafter to plan for; called once, when the engine is built."""
         return
 
     @abstractmethod

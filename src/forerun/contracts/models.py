@@ -202,7 +202,7 @@ class ReadsViews(CausalLM, Protocol):
     """A model with `Ability.VIEWS`."""
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
-        """Approximate bytes of weights, keys and values that one token reads in the first `layers` layers.
+        """Approximate bytes of weights, keys and values that one token reads in `layers` layers.
 
         The token follows a context of `context` tokens and reads it through `view`, or in full if
         None.

@@ -88,7 +88,7 @@ class BaseDrafter(ABC):
             self.features.observe_prefill(request, start, output)
 
     def pending(self, request: Request) -> int:
-        """Number of a request's tokens that its head has not read; 0 without a head."""
+        """Number of a request's tokens that the head has not read; 0 without a head."""
         return 0 if self.features is None else self.features.pending(request)
 
     def cost_share(self, request: Request) -> float | None:

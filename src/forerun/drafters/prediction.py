@@ -47,7 +47,7 @@ class Alignment:
         self.position = 0
         """Position in the prediction of the token that should come next."""
         self.matched = CERTAIN
-        """Number of tokens before it that were emitted; the beginning of the text counts as certain."""
+        """Number of emitted tokens before the position; the beginning of the text counts as certain."""
         self.others: list[tuple[int, float]] = []
         """Other possible positions, with the amount by which their scores are lower."""
         self._after: dict[int, list[int]] = {}

@@ -44,13 +44,13 @@ class GuardedDrafter:
         self._failures, self._has_failed, self._is_named = 0, False, False
 
     def leaves_out(self, running: Running) -> bool:
-        """True if it has failed too often to draft for a request."""
+        """True if the drafter has failed too often to draft for a request."""
         return running.drafter_failures >= MOST_FAILURES_OF_REQUEST or self._is_out
 
     def propose(
         self, batch: Sequence[Running], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        """The drafts of a batch; if it fails for the batch, it is called for each request alone.
+        """The drafts of a batch; after an error the drafter is called for each request alone.
 
         Raises:
             ConfigError: for drafts that were not planned.

@@ -171,7 +171,7 @@ class Running:
 
     @property
     def room(self) -> int:
-        """Number of tokens that it may still emit."""
+        """Number of tokens that the request may still emit."""
         return self.token_limit - self.num_output_tokens
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:

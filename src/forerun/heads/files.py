@@ -29,11 +29,11 @@ from forerun.models.hub import Location, locate
 from forerun.models.sources import INDEX, SINGLE, SafetensorsSource
 
 OWN = "forerun.json"
-"""File that forerun adds to a published layout: recipe, target, figures; optional."""
+"""Name of the optional file that forerun adds to a published layout: recipe, target, figures."""
 BY_RANK = "acceptance_by_rank"
-"""Key in it of acceptance by depth and rank, which the shapes of sampled trees follow."""
+"""Key in `forerun.json` of acceptance by depth and rank, for the shapes of sampled trees."""
 CALIBRATION = "confidence_calibration"
-"""Key in it of the scale and bias of the head's confidence, by position."""
+"""Key in `forerun.json` of the scale and bias of a head's confidence, by position."""
 CARD = "README.md"
 # Other file names of a whole head; the first that exists is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -153,7 +153,7 @@ class HeadFiles:
     @cached_property
     @never_lost()
     def tensors(self) -> Mapping[str, Tensor]:
-        """All of its tensors, by published name, on the CPU; nothing in the files is run as code.
+        """All tensors of the head, by published name, on the CPU; nothing in the files is run as code.
 
         Raises:
             CheckpointError: for weights that are missing, corrupt, or not finite.
@@ -166,7 +166,7 @@ class HeadFiles:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Published names of its tensors; nothing else is read from safetensors.
+        """Published names of the head's tensors; nothing else is read from safetensors.
 
         Raises:
             CheckpointError: for weights that are missing or corrupt.
@@ -190,7 +190,7 @@ class HeadFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its stored weights, as far as they are on this machine."""
+        """Bytes of the head's stored weights, as far as they are on this machine."""
         suffixes = {".safetensors", ".bin", ".pt"}
         files = (path for path in self.directory.iterdir() if path.suffix in suffixes)
         return sum(path.stat().st_size for path in files if path.is_file())

@@ -29,7 +29,7 @@ from forerun.options import check
 from forerun.sampling import DraftVocabulary
 
 ARCHITECTURE = "ExitAdapterModel"
-"""Architecture named in its config.json; the layout is forerun's own."""
+"""Architecture named in an adapter's config.json; the layout is forerun's own."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LayerSkipConfig:
         return cls(layers, below, total, drafted)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of its tensors, by name."""
+        """Shapes of the adapter's tensors, by name."""
         hidden = self.layers.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,)}
         for index in range(self.layers.num_layers):

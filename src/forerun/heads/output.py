@@ -60,7 +60,7 @@ class OutputRows:
         if weight is None and ids is not None:
             weight = borrowed_rows(target, ids)
         self.linear: Linear | None = None
-        """The single product that it consists of; None if the target's output head runs."""
+        """The single product that the output head consists of; None if the target's own runs."""
         self._norm: Module | None = None
         if weight is not None:
             self.linear = modules.linear(weight, norm=norm, eps=eps)

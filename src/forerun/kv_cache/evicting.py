@@ -63,7 +63,7 @@ class Evicting(ABC):
         self._counted = [0] * rows
         """Number of tokens of each row that the method has counted."""
         self._states: list[list[Tensor | None]] = [[None] * num_layers for _ in range(rows)]
-        """The method's state for them, by row and layer."""
+        """The method's state for the counted tokens, by row and layer."""
 
     @abstractmethod
     def num_slots(self, row: int, layer: int | None = None) -> int:

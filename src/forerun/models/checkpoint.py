@@ -76,12 +76,12 @@ class Checkpoint:
 
     @property
     def directory(self) -> Path:
-        """The directory of its files."""
+        """Directory of the checkpoint's files."""
         return self.location.directory
 
     @property
     def native(self) -> bool:
-        """True if forerun's own decoder runs it, False if transformers does."""
+        """True if forerun's own decoder runs the model, False if transformers does."""
         return native(self.config)
 
     @cached_property

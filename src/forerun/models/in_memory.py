@@ -105,7 +105,7 @@ class LoadedModel(Checkpoint):
 
     @cached_property
     def native(self) -> bool:
-        """True if forerun's own decoder runs it: a plain model of a family that it knows."""
+        """True if forerun's own decoder runs the model: a plain one of a family that it knows."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KNOWN
 
         changed = (

@@ -24,7 +24,7 @@ class Published:
 
     @property
     def rows(self) -> int:
-        """Number of its rows in the stacked tensor."""
+        """Number of rows that the tensor has in the stacked one."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
 

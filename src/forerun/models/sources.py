@@ -32,7 +32,7 @@ class Source(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all its tensors by key."""
+        """Shapes of all tensors by key."""
 
     def read(self, key: str) -> Tensor:
         """Read a tensor; onto the CPU if it comes from a file."""

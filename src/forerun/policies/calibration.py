@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 NOISY = 1.3
 
 SECONDS = 1.5
-"""Approximate duration; what cannot be timed in it is derived from what was."""
+"""Approximate seconds of a calibration; forwards without time are derived from timed ones."""
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
 BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
 CONTEXT, PASSES = 16, 20

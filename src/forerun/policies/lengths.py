@@ -31,8 +31,8 @@ class Offer:
         times: times of its drafts.
         pending: tokens that it would have to run first.
         seconds: this round's share of the time for those tokens.
-        scale: unit of the draft's time: seconds of a token by the bytes that it reads, for drafters
-            that know them.
+        scale: unit of the draft's time: for drafters that know the bytes that they read, the
+            seconds of a token by these bytes; otherwise one second.
         is_declined: it was found not to pay.
     """
 

@@ -64,7 +64,7 @@ class Member:
             self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
-        """Level of its confidence; None if it has found nothing.
+        """Level of the drafter's confidence; None if nothing was found.
 
         A model always finds tokens and has level 0.
         """
@@ -87,11 +87,11 @@ class Member:
 
     @property
     def is_given_up(self) -> bool:
-        """True if it was tried in vain, or waits for a try that cannot be paid for."""
+        """True if the drafter was tried in vain, or waits for a try that cannot be paid for."""
         return self.trials.is_given_up and self.acceptance.evidence > 0
 
     def given_up(self, cost: float) -> str:
-        """One sentence on why it no longer drafts.
+        """One sentence on why the drafter was given up.
 
         Args:
             cost: cost of a token of its drafts, in plain rounds.

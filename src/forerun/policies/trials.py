@@ -30,7 +30,7 @@ class Trials:
         return self.pause > FIRST_PAUSE or self.waited > 2 * FIRST_PAUSE
 
     def wait(self, rounds: int = 1) -> None:
-        """Count rounds in which it could have drafted but was not expected to pay."""
+        """Count rounds in which the drafter could have drafted but was not expected to pay."""
         if not self.pause:
             self.pause = FIRST_PAUSE
         self.waited += rounds

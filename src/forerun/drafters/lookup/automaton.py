@@ -45,7 +45,7 @@ class SuffixAutomaton:
         self.count = array("i", (0,))
         """Number of positions where the substrings of each state end, or less; see MOST_COUNTED."""
         self.latest = array("i", (0,))
-        """The last of these positions, or an earlier one."""
+        """The last position where the substrings of each state end, or an earlier one."""
         self._token = array("i", (-1,))
         self._target = array("i", (0,))
         self._others: list[dict[int, int] | None] = [None]
