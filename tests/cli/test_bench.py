@@ -58,8 +58,8 @@ def run_json(cli: Cli, *arguments: str) -> dict[str, Any]:
 
 
 def test_all_engines_have_the_precision_of_the_cache(cli: Cli, prompts: str) -> None:
-    run = ("bench", "--model", "zoo", "--prompts", prompts, "--methods", "self_sparse")
-    run = (*run, "--method-option", "sparse_coarse=true")
+    method = ("--methods", "self_sparse", "--method-option", "sparse_coarse=true")
+    run = ("bench", "--model", "zoo", "--prompts", prompts, *method)
     few = ("--lengths", "2", "--temperatures", "0", "--max-tokens", "6", "--minutes", "0")
     content = run_json(cli, *run, *few, "--limit", "1", "--kv-dtype", "int8")
     assert content["facts"]["engine"].endswith("kv_dtype int8")

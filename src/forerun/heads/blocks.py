@@ -12,16 +12,21 @@ from forerun.contracts import AttentionShape, Layer, LayerShape, Modules
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.kv_cache.fit import check_row
 from forerun.models.architecture import LLAMA_LIKE, ROPE_TYPES, Architecture, read_architecture
-from forerun.models.config import check_config, one_line
+from forerun.models.config import DecoderConfig, check_config, one_line
 from forerun.models.rope import frequencies
 
 # Keys of a head's config that describe its layers.
 _KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias", "vocab_size"),
-    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    *("rope_theta", "attention_bias", "mlp_bias", "vocab_size"),
 )
+_SIZES = {*_KEYS[:4], "max_position_embeddings", "vocab_size"}
+# Keys that transformers reads in several ways.
+_SPECIAL = {
+    *("rope_scaling", "rope_parameters"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+}
 
 # Keys that change a forward without changing any tensor, and are not supported, with the values that leave
 # the forward unchanged. A missing key does so as well.
@@ -44,8 +49,7 @@ _NESTED = ("rope_parameters", "rope_scaling", "eagle_config", "dflash_config")
 
 
 def refuse_other_forwards(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a head whose config asks for an unsupported forward, with which it would silently
-    draft badly.
+    """Refuse a head whose config asks for an unsupported forward, with which it would silently draft badly.
 
     Args:
         config: the config.
@@ -75,23 +79,17 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
         CheckpointError: for values that no model has.
         UnsupportedModelError: for layers of another type than Llama's.
     """
-    from transformers import AutoConfig
-
     refuse_other_forwards(config, where)
     kind = config.get("model_type", "llama")
     if kind not in LLAMA_LIKE:
         raise UnsupportedModelError(
             f"{where} has layers of model type {shown(kind)}; heads of {', '.join(LLAMA_LIKE)} are read."
         )
-    values = {key: config[key] for key in _KEYS if config.get(key) is not None}
+    values = {key: config[key] for key in (*_KEYS, *_SPECIAL) if config.get(key) is not None}
     lacking = [key for key in _KEYS[:2] + _KEYS[3:4] if key not in values]
     if lacking:
         raise CheckpointError(f"{where} has no {lacking[0]}; add it, or download the head again.")
-    try:
-        made = AutoConfig.for_model(kind, **values)
-    except Exception as error:
-        # Configs of transformers check themselves and may raise any exception.
-        raise CheckpointError(f"{where} is wrong ({one_line(error)}).") from error
+    made = _config(kind, values, where)
     check_config(made, where)
     rope = made.rope_parameters or {}
     if rope.get("rope_type") not in ROPE_TYPES:
@@ -100,6 +98,19 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
             f"{', '.join(ROPE_TYPES)} are read."
         )
     return read_architecture(made)
+
+
+def _config(kind: str, values: dict[str, Any], where: str) -> Any:
+    """Config with these values; transformers fills in what is not plain Llama."""
+    if kind == "llama" and values.keys() >= _SIZES and not values.keys() & _SPECIAL:
+        return DecoderConfig(kind, **values)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(kind, **values)
+    except Exception as error:
+        # Configs of transformers check themselves and may raise any exception.
+        raise CheckpointError(f"{where} is wrong ({one_line(error)}).") from error
 
 
 def layer_shapes(shape: Architecture, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -220,8 +231,7 @@ class BlockCache:
         return min(int(cache.length(row)) for cache in chosen)
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in
-        order."""
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order."""
         for cache in self.layers:
             cache.keep(row, length, path)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from forerun.errors import (
@@ -16,7 +18,13 @@ from forerun.errors import (
     shown,
 )
 from forerun.files import is_regular, parse_json, read_text
-from forerun.models.architecture import ROPE_TYPES, native, read_architecture, sliding_window
+from forerun.models.architecture import (
+    ACTIVATIONS,
+    ROPE_TYPES,
+    native,
+    read_architecture,
+    sliding_window,
+)
 from forerun.options import check
 
 CONFIG = "config.json"
@@ -49,6 +57,45 @@ _ROPE_NUMBERS = (
     *("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
 )
+
+
+class DecoderConfig(SimpleNamespace):
+    """Config of a decoder of Llama's kind, with the names and defaults of transformers' configs.
+
+    The configs themselves bring in most of transformers and torch's compiler, which takes seconds.
+
+    Args:
+        model_type: one of `LLAMA_LIKE`.
+        values: the values that differ from the defaults.
+    """
+
+    is_heterogeneous = False
+
+    def __init__(self, model_type: str, **values: Any) -> None:
+        rope = {"rope_type": "default", "rope_theta": values.pop("rope_theta", 10000.0)}
+        super().__init__(
+            model_type=model_type,
+            **{"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+            | {"attention_bias": False, "mlp_bias": False, "sliding_window": None}
+            | {"layer_types": ["full_attention"] * values["num_hidden_layers"]}
+            | ({"head_dim": 128} if model_type == "qwen3" else {})
+            | {"num_key_value_heads": values["num_attention_heads"]}
+            | values
+            | {"rope_parameters": rope | (values.get("rope_parameters") or {})},
+        )
+
+    def get_text_config(self) -> DecoderConfig:
+        """Itself, which is the config of a text model."""
+        return self
+
+
+def as_transformers(config: Any) -> Any:
+    """A copy of a config, as a config of transformers."""
+    if not isinstance(config, DecoderConfig):
+        return copy.deepcopy(config)
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**vars(config))
 
 
 def read_config(place: Path) -> Any:
@@ -97,8 +144,6 @@ def check_config(config: Any, path: Path | str) -> None:
     Raises:
         CheckpointError, UnsupportedModelError: naming the file, the value and what is allowed.
     """
-    from transformers.activations import ACT2FN
-
     try:
         text = config.get_text_config()
     except ValueError as error:
@@ -114,12 +159,20 @@ def check_config(config: Any, path: Path | str) -> None:
         _check_rope(getattr(text, "rope_parameters", None) or {})
         for name in _ACTIVATIONS:
             value = getattr(text, name, None)
-            if value is not None and (not isinstance(value, str) or value not in ACT2FN):
-                raise UnknownNameError(name, str(value), ACT2FN)
+            if value is not None and value not in ACTIVATIONS:
+                _check_activation(name, value)
         if native(config):
             read_architecture(config)
         else:
             sliding_window(text)
+
+
+def _check_activation(name: str, value: object) -> None:
+    """Refuse an activation that transformers does not know either."""
+    from transformers.activations import ACT2FN
+
+    if not isinstance(value, str) or value not in ACT2FN:
+        raise UnknownNameError(name, str(value), ACT2FN)
 
 
 @contextmanager
@@ -223,8 +276,6 @@ def _check_numbers(get: Callable[[str, None], Any]) -> None:
 
 def _check_rope(parameters: Any) -> None:
     """Check the parameters of the rotary embedding, which are the model's or given by kind of layer."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     if not isinstance(parameters, dict):
         raise CheckpointError(f"rope_parameters is {shown(parameters)}; it must be an object.")
     for value in parameters.values():
@@ -234,6 +285,10 @@ def _check_rope(parameters: Any) -> None:
         if parameters.get(name) is not None:
             check(name, parameters[name], float, gt=0.0, le=1e30)
     kind = parameters.get("rope_type", "default")
+    if kind in ROPE_TYPES:
+        return
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     known = {"axial", *ROPE_TYPES, *ROPE_INIT_FUNCTIONS}
     if not isinstance(kind, str) or kind not in known:
         raise UnknownNameError("rope_type", str(kind), known)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.models.architecture import Architecture
+from forerun.models.config import as_transformers
 
 _FIRST_ROWS = 1024
 
@@ -38,8 +39,7 @@ class RotaryTable:
         self._table = (empty, empty)
 
     def at(self, positions: Tensor, furthest: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none of which is beyond
-        `furthest`."""
+        """Cosines and sines [B, 1, n, head_dim] of positions [B, n], none of which is beyond `furthest`."""
         rows = len(self._table[0])
         if furthest >= rows:
             self._grow(max(furthest + 1, 2 * rows, _FIRST_ROWS))
@@ -90,7 +90,8 @@ def _published(config: Any, head_dim: int) -> tuple[Tensor, float]:
         return 1.0 / (rope["rope_theta"] ** exponents), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    made = as_transformers(config)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](made, torch.device("cpu"))
     return frequencies, float(scale)
 
 

@@ -7,7 +7,6 @@ its embedding and its output head.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from forerun.errors import ConfigError
 from forerun.heads.output import borrowed_rows
 from forerun.models.architecture import LLAMA_LIKE, Architecture
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.config import as_transformers
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.acceptance import AcceptanceTable
@@ -151,7 +151,7 @@ def begins_as_target(checkpoint: Checkpoint, hidden_size: int) -> bool:
 
 def config_like(target: Any, layers: Sequence[int], *, tied: bool) -> Any:
     """Config of a model that consists of some layers of the target."""
-    config = copy.deepcopy(target)
+    config = as_transformers(target)
     config.num_hidden_layers, config.tie_word_embeddings = len(layers), tied
     kinds = getattr(config, "layer_types", None)
     if kinds:

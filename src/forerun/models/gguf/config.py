@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file's metadata to a config of transformers, by transformers' own table of keys."""
+"""Conversion of a GGUF file's metadata to a config with transformers' names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.models.architecture import read_architecture
-from forerun.models.config import check_config, one_line
+from forerun.models.config import DecoderConfig, check_config
 from forerun.models.gguf.header import GgufHeader
 
 # Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
@@ -26,6 +26,18 @@ _ENDS_BY_TEXT = (
     *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>"),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+# The names of transformers' configs for llama.cpp's keys.
+_NAMES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
 _ROTATED = "rope.dimension_count"
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
 _YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
@@ -39,12 +51,9 @@ def read_gguf_config(header: GgufHeader) -> Any:
         CheckpointError: for metadata that is missing or wrong.
         UnsupportedModelError: for an architecture or a rotary embedding that forerun does not read.
     """
-    from transformers import AutoConfig
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
     path, metadata = header.path, header.metadata
     family = _family(path, metadata)
-    values = _by_name(path, family, metadata, GGUF_CONFIG_MAPPING[family])
+    values = _by_name(path, family, metadata)
     theta = values.pop("rope_theta", 10000.0)
     values |= {
         "vocab_size": _vocabulary(header),
@@ -57,31 +66,21 @@ def read_gguf_config(header: GgufHeader) -> Any:
     if family == "llama":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    try:
-        config = AutoConfig.for_model(family, **values)
-    except Exception as error:
-        # Configs of transformers check themselves and may raise any exception.
-        raise CheckpointError(
-            f"{path} describes no model ({one_line(error)}); download it again."
-        ) from error
+    config = DecoderConfig(family, **values)
     check_config(config, path)
     _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
     return config
 
 
-def _by_name(
-    path: Path, family: str, metadata: Mapping[str, Any], names: Mapping[str, str | None]
-) -> dict[str, Any]:
+def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the config by transformers' names."""
     if missing := [key for key in _REQUIRED if f"{family}.{key}" not in metadata]:
         raise CheckpointError(f"{path} lacks {family}.{missing[0]}; download it again.")
-    keys = {**names, "attention.key_length": "head_dim"}
-    values = {
+    return {
         name: metadata[f"{family}.{key}"]
-        for key, name in keys.items()
-        if name is not None and key != _ROTATED and f"{family}.{key}" in metadata
+        for key, name in _NAMES.items()
+        if f"{family}.{key}" in metadata
     }
-    return {"num_key_value_heads": values["num_attention_heads"]} | values
 
 
 def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
