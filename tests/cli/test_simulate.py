@@ -122,19 +122,6 @@ def test_the_adaptive_length_is_held_against_fixed_ones(rounds: tuple[str, ...])
     assert shown.count("adaptive") == (2 if rounds else 1)
 
 
-def test_the_agreement_of_the_tutorial() -> None:
-    result = content("--agreement", "0,0.2,0.4,0.6,0.8,0.9,0.95,1")["rows"]
-    measured = [0.529, 0.629, 0.718, 0.818, 0.917, 0.964, 0.984, 1.0]
-    assert [row["acceptance"] for row in result] == pytest.approx(measured)
-    for row in result:
-        low, high = row["interval"]
-        assert low <= row["acceptance"] <= high
-        assert low < row["expected_acceptance"] <= high
-        alpha = row["expected_acceptance"]
-        assert row["length"] == min(12, optimal_length(alpha, 0.1))
-        assert row["speedup"] == pytest.approx(speedup(alpha, row["length"], 0.1))
-
-
 def test_a_text_with_equal_models_accepts_everything(text: str) -> None:
     options = ("--text", text, "--target-order", "3", "--draft-order", "3", "--num-tokens", "50")
     result = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
@@ -233,7 +220,6 @@ def test_it_answers_without_torch() -> None:
         [],
         ["--rounds", "10000", "--cost-ratio", "0.05,0.1,0.2"],
         ["--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b"],
-        ["--agreement", "0.5"],
         ["--json"],
     ):
         done = subprocess.run(

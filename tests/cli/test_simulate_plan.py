@@ -171,14 +171,13 @@ def test_variables_for_other_commands_and_modes_do_not_disturb(
     monkeypatch.setenv("FORERUN_HARDWARE", "h100")
     assert content()["mode"] == "plan"
     # A flag asks for something else, and is stronger.
-    assert content("--agreement", "0.5", "--rounds", "100")["mode"] == "agreement"
+    assert content("--text", "-", input="a b " * 40)["mode"] == "text"
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ("--cost-ratio", "0.1,0.3"),
-        ("--agreement", "0.2,0.8", "--rounds", "100"),
         ("--text", "-", "--num-tokens", "20", "--lengths", "1-3"),
         ("--hardware", "rtx-4090", *PAIR, *GRID),
     ],
@@ -275,7 +274,6 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--lengths", "2.5"), ["--lengths", "'2.5'", "1-8,16"]),
         (("--lengths", "5-2"), ["--lengths", "'5-2'"]),
         (("--lengths", "1-999999999999"), ["--lengths", "4096"]),
-        (("--agreement", "2"), ["--agreement", "[0, 1]"]),
         (("--rounds", "0"), ["--rounds"]),
         (("--seed", "1"), ["--seed", "--rounds"]),
         (("--seed", "-1", "--rounds", "100"), ["--seed"]),
@@ -285,8 +283,7 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--text", ""), ["--text", "empty"]),
         (("--text", "x", "--unit", "token"), ["--unit", "character, word"]),
         (("--text", "x", *BIG[:2]), ["--text", "--hardware", "exclude"]),
-        (("--text", "x", "--agreement", "0.5"), ["--text", "--agreement", "exclude"]),
-        (("--agreement", "0.5", "--seed", "3"), ["--seed", "--agreement", "leave it out"]),
+        ((*BIG, "--seed", "3"), ["--seed", "--hardware", "leave it out"]),
         (("--target", "70B"), ["--target", "--hardware"]),
         (("--draft-order", "2"), ["--draft-order", "--text"]),
         ((*BIG, "--rounds", "100"), ["--rounds", "--hardware"]),
@@ -349,4 +346,4 @@ def test_a_file_with_an_option_for_something_else(write: Write) -> None:
     result = CliRunner().invoke(application, ["simulate", "--config", file])
     refused(result, "--target", "--hardware")
     # A flag that asks for something else is stronger, and what it does not read does not disturb.
-    assert content("--config", file, "--agreement", "0.5", "--rounds", "100")["rows"]
+    assert content("--config", file, "--text", "-", input="a b " * 40)["rows"]

@@ -39,7 +39,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "--rounds",
             "100",
         ),
-        "agreement": ("simulate", "--agreement", "0.9", "--rounds", "100"),
         "hardware": (
             "simulate",
             "--hardware",
@@ -81,7 +80,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
         pytest.param("prove", marks=pytest.mark.slow),
         "simulate",
         "acceptances",
-        "agreement",
         "hardware",
         "text",
         "roofline elsewhere",

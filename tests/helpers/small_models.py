@@ -50,8 +50,7 @@ class GreedyModel:
 class BlendedModel:
     """A draft that agrees with a target as far as wanted: a blend of its logits with noise.
 
-    draft logits = agreement * target logits + (1 - agreement) * noise, as in the tutorial's measure.
-    Agreement is not acceptance: see `agreement.acceptance_of_agreement`.
+    draft logits = agreement * target logits + (1 - agreement) * noise. Agreement is not acceptance.
 
     Args:
         target: the model to agree with.

@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DistributionError, UnknownNameError
-from forerun.simulation.agreement import acceptance_of_agreement
 from forerun.simulation.language_models import (
     MOCK_TARGET,
     Context,
@@ -62,18 +61,6 @@ def test_the_rounding_of_single_precision_is_scaled_away() -> None:
     assert abs(row.astype(np.float64).sum() - 1.0) > 1e-7
     assert as_row("a row", row).sum() == pytest.approx(1.0, abs=1e-12)
     assert np.array_equal(as_row("a row", exact), exact)
-
-
-def test_acceptance_grows_with_agreement() -> None:
-    overlaps = [acceptance_of_agreement(agreement, 300).expected for agreement in (0, 0.5, 0.8, 1)]
-    assert overlaps == sorted(overlaps)
-    assert overlaps[-1] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("agreement", [-0.1, 1.1, float("nan"), "half", None])
-def test_an_agreement_outside_its_range_is_refused(agreement: float) -> None:
-    with pytest.raises(ConfigError):
-        acceptance_of_agreement(agreement, trials=1)
 
 
 def test_counts_of_an_ngram_model_by_hand() -> None:

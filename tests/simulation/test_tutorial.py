@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.simulation.agreement import acceptance_of_agreement
 from forerun.simulation.language_models import MOCK_DRAFT, MOCK_TARGET, MOCK_WORDS
 from forerun.simulation.rounds import RoundCost, Simulation
 from forerun.simulation.simulator import Speculation, greedy, speculative, standard
@@ -133,17 +132,6 @@ def test_the_comparison_of_methods() -> None:
     # Printed as "Acceptance"; 10 of 55 drafted tokens were accepted.
     assert f"{outcome.tokens_per_drafted:.1%}" == "38.2%"
     assert outcome.acceptance_rate == 10 / 55
-
-
-def test_the_agreement_sweep() -> None:
-    levels = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0)
-    outcome = [acceptance_of_agreement(level) for level in levels]
-    rates = "52.9% 62.9% 71.8% 81.8% 91.7% 96.4% 98.4% 100.0%"
-    assert [f"{entry.measured:.1%}" for entry in outcome] == rates.split()
-    # A thousand tests are as far from the overlap of the rows as chance takes them.
-    for entry in outcome:
-        spread = (entry.expected * (1 - entry.expected) / 1000) ** 0.5
-        assert abs(entry.measured - entry.expected) <= 4 * spread + 1e-12
 
 
 def rounds_to(cell: str, gain: float, halfway: float | None) -> bool:

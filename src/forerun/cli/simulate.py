@@ -24,7 +24,7 @@ T = TypeVar("T")
 def simulate(ctx: click.Context, /, **values: Any) -> None:
     """What speculation would gain: by formula, by simulation, on hardware you don't have.
 
-    Without --agreement, --text or --hardware: speed-up over length for acceptances and cost
+    Without --text or --hardware: speed-up over length for acceptances and cost
     ratios. Numbers go to standard output, what their marks mean to standard error. No model is run.
     """
     mode = find_mode(ctx, values)
@@ -49,12 +49,6 @@ def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:
     simulated = values["rounds"] is not None or values["policy"] == "adaptive"
     refuse_without(ctx, "seed", "--rounds", simulated)
     return sweep(_request(Request, values))
-
-
-def _agreement(_: click.Context, values: dict[str, Any]) -> Result:
-    from forerun.simulation.agreement_sweep import ROUNDS, Request, sweep_agreement
-
-    return sweep_agreement(_request(Request, values, rounds=values["rounds"] or ROUNDS))
 
 
 def _text(_: click.Context, values: dict[str, Any]) -> Result:
@@ -101,7 +95,7 @@ def _drafts(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
     return {"draft": draft, "cost_ratio": values["cost_ratio"][0] if by_ratio else None}
 
 
-RUN = {Mode.SWEEP: _sweep, Mode.AGREEMENT: _agreement, Mode.TEXT: _text, Mode.PLAN: _plan}
+RUN = {Mode.SWEEP: _sweep, Mode.TEXT: _text, Mode.PLAN: _plan}
 
 command = Command(
     "simulate",

@@ -21,7 +21,6 @@ LONGEST = 256
 MOST_REQUESTS = 1 << 14
 # The intervals are normal approximations, which need enough rounds.
 FEWEST_ROUNDS = 100
-_SHARE = Numbers(0.0, 1.0)
 _ORDER = click.IntRange(min=1, max=32)
 _PRECISION = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
@@ -53,17 +52,15 @@ _POSITIVE = Checked(float, ge=1e-6, le=1e9)
 # A type of lists makes an option of numbers with commas between them.
 _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
     "Sweep (lists: 0.5,0.8; integers also 1-12 and 4k)": (
-        ("acceptance", _SHARE, "0.5,0.7,0.8,0.9",
+        ("acceptance", Numbers(0.0, 1.0), "0.5,0.7,0.8,0.9",
          "Probabilities that a drafted token is accepted when it is tested."),
         ("cost_ratio", Numbers(0.0, 1000.0), "0.1",
          "Costs of a drafted token, in plain target forwards."),
         ("lengths", Wholes(1, LONGEST), "1-12", "Tokens to draft a round."),
-        ("agreement", _SHARE, None,
-         "Measure acceptance on random rows instead: shares of the target in the draft's logits."),
     ),
     "Simulation": (
         ("rounds", click.IntRange(FEWEST_ROUNDS, 1_000_000), None,
-         "Simulate this many rounds per setting too; rows to draw for --agreement."),
+         "Simulate this many rounds per setting too."),
         ("seed", click.IntRange(min=0), 0, "Seed of the simulation and of --text."),
         ("policy", Checked(Literal["fixed", "adaptive"], "text"), "fixed",
          "fixed, or adaptive: compare it with every fixed length."),

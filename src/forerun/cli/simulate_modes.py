@@ -16,14 +16,12 @@ class Mode(StrEnum):
     """The question to answer."""
 
     SWEEP = "sweep"
-    AGREEMENT = "agreement"
     TEXT = "text"
     PLAN = "plan"
 
 
 # The options that choose a mode; without any of them it is a sweep.
 CHOOSES = {
-    "agreement": Mode.AGREEMENT,
     "text": Mode.TEXT,
     "hardware": Mode.PLAN,
     "bandwidth": Mode.PLAN,
@@ -33,7 +31,7 @@ _PLAN = (Mode.PLAN,)
 # The modes that use an option; options that are not here are used by all.
 USED_BY: dict[str, tuple[Mode, ...]] = {
     "acceptance": (Mode.SWEEP, Mode.PLAN),
-    "rounds": (Mode.SWEEP, Mode.AGREEMENT),
+    "rounds": (Mode.SWEEP,),
     **dict.fromkeys(("seed", "policy"), (Mode.SWEEP, Mode.TEXT)),
     **dict.fromkeys(("target_order", "draft_order", "unit", "num_tokens"), (Mode.TEXT,)),
     **dict.fromkeys(("target", "draft", "draft_window", "batch", "context"), _PLAN),
@@ -41,7 +39,6 @@ USED_BY: dict[str, tuple[Mode, ...]] = {
     **dict.fromkeys(("num_devices", "parallel_efficiency"), _PLAN),
 }
 MODE_FLAGS = {
-    Mode.AGREEMENT: "--agreement",
     Mode.TEXT: "--text",
     Mode.PLAN: "--hardware",
 }
