@@ -22,13 +22,13 @@ from time import perf_counter
 
 import forerun
 from benchmarks.cold_homes import empty_home
-from forerun.bench.intervals import median
 from forerun.bench.prompts import Preparation
 from forerun.bench.rows import loops
 from forerun.bench.runs import Prompt
 from forerun.bench.workloads import built_in, in_turns, read_workload
 from forerun.compare.paired import Pair, run_pair, warming_up
 from forerun.engine.engine import Engine
+from forerun.measure.intervals import median
 from forerun.models.once import loading_once
 from forerun.params import SamplingParams
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench import intervals
 from forerun.bench.rows import loops
 from forerun.compare.paired import Comparison, compare
 from forerun.core import Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.measure import intervals
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams

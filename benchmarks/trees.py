@@ -22,14 +22,14 @@ from benchmarks.questions import CATEGORIES, load_questions
 from benchmarks.round_costs import RoundCosts, measure_costs
 from benchmarks.rule_pairs import RulePairs
 from benchmarks.tree_acceptance import AcceptanceCounts, fastest_shape
-from forerun.bench import intervals
-from forerun.bench.intervals import Interval
 from forerun.core import Stats, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.pairs import choose
 from forerun.files import write_text
+from forerun.measure import intervals
+from forerun.measure.intervals import Interval
 from forerun.params import SamplingParams
 from forerun.training.questions import Question, read_questions
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape

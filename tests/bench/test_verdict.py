@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from forerun.bench import intervals
 from forerun.bench.rows import Row, loops
 from forerun.bench.settings import COLD, DEFAULT
 from forerun.bench.summary import ALL, picked_fairly, summarize
@@ -150,18 +149,3 @@ def test_defects_are_found_and_rounding_is_none() -> None:
     assert not defects(summarize(rounding))
     [sentence] = defects(summarize([*rounding, made_row("a", 9, 1.0, differences=("defect",))]))
     assert "1 outputs of a" in sentence
-
-
-def test_intervals_cover_the_true_value() -> None:
-    random = np.random.default_rng(3)
-    inside = 0
-    for _ in range(200):
-        values = random.normal(2.0, 1.0, 40)
-        interval = intervals.mean(values.tolist())
-        inside += interval.low <= 2.0 <= interval.high
-    assert 175 <= inside <= 200
-    assert intervals.median([5.0] * 4) == intervals.Interval(5.0, 5.0, 5.0)
-    ratio = intervals.ratio([1, 2, 3], [2, 4, 6])
-    assert ratio is not None
-    assert ratio.value == pytest.approx(0.5)
-    assert intervals.ratio([1.0], [0.0]) is None

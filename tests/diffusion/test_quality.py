@@ -12,7 +12,6 @@ from PIL import Image
 
 from forerun.diffusion.classifier import Classifier, load_classifier, save_classifier
 from forerun.diffusion.quality import (
-    bootstrap,
     feature_distance,
     frechet_distance,
     label_accuracy,
@@ -51,14 +50,6 @@ def test_the_frechet_distance_of_known_gaussians() -> None:
     # The means are 1 apart; one standard deviation is 1 and 3.
     assert frechet_distance(first, second) == pytest.approx(1.0 + (3.0 - 1.0) ** 2, rel=0.02)
     assert frechet_distance(first, first) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_bootstrap_interval_is_as_wide_as_the_standard_error_says() -> None:
-    values = np.random.default_rng(1).normal(size=400)
-    found = bootstrap(400, lambda index: float(values[index].mean()), rounds=2000)
-    width = 2 * 1.96 * values.std() / math.sqrt(400)
-    assert found.high - found.low == pytest.approx(width, rel=0.1)
-    assert found.low < found.value < found.high
 
 
 def test_feature_distance_sees_noise(classifier: Classifier) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from forerun.errors import ConfigError
+from forerun.measure.intervals import Estimate
 from forerun.simulation.independent import simulate_independent
-from forerun.simulation.rounds import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.theory import formulas
 from forerun.theory.adaptive import AdaptiveLength, AdaptiveLimits
 
@@ -110,26 +110,3 @@ def test_independent_rounds_out_of_range_are_refused(change: dict[str, Any]) -> 
     options = {"acceptance": 0.5, "length": 3, "cost_ratio": 0.1, "rounds": 10, **change}
     with pytest.raises(ConfigError):
         simulate_independent(rng=np.random.default_rng(0), **options)
-
-
-def test_intervals_by_hand() -> None:
-    estimate = ratio_of_means([1, 2, 3, 4], np.ones(4))
-    assert estimate.value == 2.5
-    assert estimate.standard_error == pytest.approx(math.sqrt(5 / 3 / 4))
-    low, high = estimate.interval(0.95)
-    # Student's t for three degrees of freedom, from a table.
-    assert high - 2.5 == pytest.approx(3.182446 * estimate.standard_error)
-    assert low == pytest.approx(5.0 - high)
-    # A ratio that is the same in every round is certain, however the rounds differ.
-    assert ratio_of_means([1, 2, 3], [2, 4, 6]) == Estimate(0.5, 0.0)
-    assert Estimate(1.0, 2.0).interval(0.95)[1] == pytest.approx(1.0 + 2.0 * 1.959964)
-    assert math.isnan(ratio_of_dependent_means([3], [1]).interval()[0])
-    # Two batches of two: 3 and 7 around 5, and a t of one degree of freedom.
-    two = ratio_of_dependent_means([1, 2, 3, 4], np.ones(4))
-    assert two == Estimate(2.5, 1.0)
-    assert two.interval(0.95)[1] == pytest.approx(2.5 + 12.706205)
-    # Batches that agree by chance don't make rounds that differ certain.
-    alike = ratio_of_dependent_means([1, 4, 3, 2], np.ones(4))
-    assert alike == Estimate(2.5, estimate.standard_error)
-    with pytest.raises(ConfigError):
-        estimate.interval(1.5)

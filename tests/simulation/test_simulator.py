@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DistributionError
+from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.simulation import simulator
 from forerun.simulation.language_models import (
     MOCK_DRAFT,
@@ -22,13 +23,7 @@ from forerun.simulation.language_models import (
     MockModel,
     NgramModel,
 )
-from forerun.simulation.rounds import (
-    Estimate,
-    RoundCost,
-    Simulation,
-    ratio_of_dependent_means,
-    ratio_of_means,
-)
+from forerun.simulation.rounds import RoundCost, Simulation
 from forerun.simulation.simulator import Speculation, greedy, speculative, standard
 from forerun.theory import formulas
 from forerun.theory.adaptive import AdaptiveLength

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench import intervals
-from forerun.bench.intervals import Interval
 from forerun.bench.rows import Row, Side
 from forerun.bench.serving_keys import serving_keys
 from forerun.core import Stats
+from forerun.measure import intervals
+from forerun.measure.intervals import Interval
 
 ALL = "all"
 PERCENTILES = (50, 90, 99)

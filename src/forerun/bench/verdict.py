@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forerun.bench.intervals import Interval
 from forerun.bench.settings import COLD, DEFAULT, method_of
 from forerun.bench.summary import ALL, Cell, ahead, picked_fairly
 from forerun.compare.attribution import DEFECT
+from forerun.measure.intervals import Interval
 
 # Pairs below which an interval says little.
 FEW = 5

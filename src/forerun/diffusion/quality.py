@@ -5,8 +5,8 @@ Every mean over samples comes with a bootstrap interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,39 +15,9 @@ from torch import Tensor
 
 from forerun.diffusion.classifier import Classifier, in_batches
 from forerun.errors import ConfigError
+from forerun.measure.intervals import Interval, mean
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A statistic with its bootstrap interval.
-
-    Args:
-        value: value over all samples.
-        low, high: bounds between which 95 % of the resamplings lie.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
-
-def bootstrap(
-    count: int, statistic: Callable[[NDArray[np.int64]], float], *, rounds: int = 400, seed: int = 0
-) -> Interval:
-    """A statistic of `count` samples with its interval.
-
-    Args:
-        statistic: function from the drawn indices to the statistic.
-    """
-    draws = np.random.default_rng(seed)
-    found = [statistic(draws.integers(0, count, count)) for _ in range(rounds)]
-    low, high = np.quantile(found, (0.025, 0.975))
-    return Interval(statistic(np.arange(count)), float(low), float(high))
 
 
 def squared_errors(samples: Tensor, reference: Tensor) -> Array:
@@ -66,18 +36,14 @@ def squared_errors(samples: Tensor, reference: Tensor) -> Array:
 
 def mean_squared_error(samples: Tensor, reference: Tensor) -> Interval:
     """Mean squared error of samples `[B, ...]` in [0, 1] against their references."""
-    errors = squared_errors(samples, reference)
-    return bootstrap(len(errors), lambda index: float(errors[index].mean()))
+    return mean(squared_errors(samples, reference))
 
 
 def psnr(samples: Tensor, reference: Tensor) -> Interval:
     """Peak signal-to-noise ratio in dB of samples in [0, 1], from their mean squared error."""
-    errors = squared_errors(samples, reference)
-
-    def decibels(index: NDArray[np.int64]) -> float:
-        return float(-10.0 * np.log10(max(float(errors[index].mean()), 1e-12)))
-
-    return bootstrap(len(errors), decibels)
+    error = mean_squared_error(samples, reference)
+    bounds = (error.value, error.high, error.low)
+    return Interval(*(-10.0 * math.log10(max(bound, 1e-12)) for bound in bounds))
 
 
 def frechet_distance(first: Array, second: Array) -> float:
@@ -119,7 +85,7 @@ def feature_distance(
 def label_accuracy(classifier: Classifier, samples: Tensor, labels: Sequence[int]) -> Interval:
     """Share of samples `[B, 1, 32, 32]` in [0, 1] that the classifier assigns to their label."""
     right = (in_batches(classifier, samples)[1] == torch.as_tensor(labels)).double().numpy()
-    return bootstrap(len(right), lambda index: float(right[index].mean()))
+    return mean(right)
 
 
 def temporal_consistency(classifier: Classifier, clips: Tensor) -> Interval:
@@ -137,8 +103,7 @@ def temporal_consistency(classifier: Classifier, clips: Tensor) -> Interval:
         raise ConfigError("consistency over time needs clips of at least 2 frames.")
     features = in_batches(classifier, clips.flatten(0, 1))[0].view(count, frames, -1)
     cosines = torch.nn.functional.cosine_similarity(features[:, 1:], features[:, :-1], dim=-1)
-    by_clip = cosines.mean(1).double().numpy()
-    return bootstrap(count, lambda index: float(by_clip[index].mean()))
+    return mean(cosines.mean(1).double().numpy())
 
 
 def roughness(clips: Tensor) -> Interval:
@@ -154,8 +119,7 @@ def roughness(clips: Tensor) -> Interval:
         raise ConfigError("an acceleration needs clips of at least 3 frames.")
     centres = brightness_centres(clips)
     bends = centres[:, 2:] - 2.0 * centres[:, 1:-1] + centres[:, :-2]
-    by_clip = bends.norm(dim=-1).mean(1).numpy()
-    return bootstrap(len(by_clip), lambda index: float(by_clip[index].mean()))
+    return mean(bends.norm(dim=-1).mean(1).numpy())
 
 
 def brightness_centres(clips: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
+from forerun.measure.intervals import Estimate, ratio_of_means
 from forerun.monitor.snapshot import Round
 from forerun.theory.rules_of_thumb import ACCEPTANCE, rule_for
 
@@ -29,23 +29,6 @@ class Decision:
         return self.disable
 
 
-class Estimate(NamedTuple):
-    """A ratio of two sums, and its variance."""
-
-    value: float
-    variance: float
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-        """Sum of the first values / sum of the second values; None if the second sum is zero."""
-        over, count = sum(second for _, second in pairs), len(pairs)
-        if not over:
-            return None
-        value = sum(first for first, _ in pairs) / over
-        squares = sum((first - value * second) ** 2 for first, second in pairs)
-        return cls(value, count * squares / max(1, count - 1) / over**2)
-
-
 def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[int, Estimate]:
     """Seconds per plain token by number of requests in a round, where enough tokens were timed.
 
@@ -54,11 +37,11 @@ def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[
     """
     made = {}
     for size, pairs in samples.items():
-        known = list(pairs)
-        estimate = Estimate.of(known)
-        enough = sum(tokens for _, tokens in known) >= LEAST_PLAIN_TOKENS * size
-        if enough and estimate is not None and estimate.value > 0.0:
-            made[size] = estimate
+        seconds, tokens = zip(*pairs, strict=True)
+        if sum(tokens) >= LEAST_PLAIN_TOKENS * size and sum(seconds) > 0.0:
+            estimate = ratio_of_means(seconds, tokens)
+            # The error of a single sample is unknown; the rounds' own spread then decides alone.
+            made[size] = replace(estimate, standard_error=0.0) if len(tokens) == 1 else estimate
     return made
 
 
@@ -90,7 +73,7 @@ def _by_time(rounds: Sequence[Round], plain: Mapping[int, Estimate]) -> Decision
         saved.append(done.emitted * plain[size].value - (done.seconds or 0.0))
     total, count = sum(saved), len(saved)
     variance = count * sum((one - total / count) ** 2 for one in saved) / (count - 1)
-    variance += sum(number**2 * plain[size].variance for size, number in tokens.items())
+    variance += sum((number * plain[size].standard_error) ** 2 for size, number in tokens.items())
     margin = WIDTH * math.sqrt(variance)
     spent = sum(done.seconds or 0.0 for done in rounds)
     speed, most = 1.0 + total / spent, 1.0 + (total + margin) / spent
@@ -104,12 +87,13 @@ def _by_time(rounds: Sequence[Round], plain: Mapping[int, Estimate]) -> Decision
 
 def _by_acceptance(rounds: Sequence[Round], break_even: float | None) -> Decision:
     """Decide by acceptance: the share of the tested tokens against the break-even."""
-    estimate = Estimate.of([(done.accepted, done.tested) for done in rounds])
-    if estimate is None:
+    tested = [done.tested for done in rounds]
+    if not any(tested):
         return Decision(False, "undecided: no drafted token was tested.")
+    estimate = ratio_of_means([done.accepted for done in rounds], tested)
     # The default break-even is the end of the first rule of thumb: below it, drafts hurt.
     limit = ACCEPTANCE[0].high if break_even is None else break_even
-    margin = WIDTH * math.sqrt(estimate.variance)
+    margin = WIDTH * estimate.standard_error
     low, high = max(0.0, estimate.value - margin), min(1.0, estimate.value + margin)
     text = (
         f"{estimate.value:.2f} of the tested tokens accepted over {len(rounds)} rounds "

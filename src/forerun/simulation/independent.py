@@ -14,13 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.options import check
-from forerun.simulation.rounds import (
-    Estimate,
-    RoundCost,
-    ratio_of_dependent_means,
-    ratio_of_means,
-)
+from forerun.simulation.rounds import RoundCost
 from forerun.theory.adaptive import AdaptiveLength
 
 MOST_ROUNDS = 1 << 26

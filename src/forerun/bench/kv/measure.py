@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.bench.intervals import mean
 from forerun.bench.kv.reading import Reading, Score, Step
 from forerun.bench.kv.request import LONGEST_QUESTION, Request, Setting
 from forerun.bench.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
+from forerun.measure.intervals import mean
 from forerun.progress import report
 
 Load = Callable[..., Engine]

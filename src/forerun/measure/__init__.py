@@ -1,0 +1,1 @@
+"""Measurements and what they rest on: intervals, files of results, questions."""
