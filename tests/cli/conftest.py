@@ -21,7 +21,8 @@ CONTEXT = 16384
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of the machine reaches a test, and no test takes all cores."""
     for name in list(os.environ):
-        if name.startswith("FORERUN_") or name in ("NO_COLOR", "FORCE_COLOR"):
+        kept = name == "FORERUN_CACHE"
+        if (name.startswith("FORERUN_") and not kept) or name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -49,7 +49,7 @@ def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "cannot be read"),
+        ("{", "is not JSON in line 2"),
         ("[1]", "not a JSON object"),
         (_record(5, 10, answer_ids="text"), "answer_ids"),
         (_record(5, 10, prompt_ids=[VOCAB]), "below 50"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -134,11 +134,16 @@ class Command(click.Command):
             message = f"{error.format_message()} For example: {self.example}"
             raise click.UsageError(message, ctx=ctx) from None
         except click.NoSuchOption as error:
-            text = advice(error.option_name.lstrip("-"), self._flags) or ""
-            if not text:
-                raise
-            message = f"No such option {error.option_name!r}. {text}"
+            name = error.option_name.lstrip("-")
+            text = advice(name, self._flags) or _nearest(name, self._flags)
+            message = f"No such option {error.option_name!r}.{text and ' '}{text}"
             raise click.UsageError(message, ctx=ctx) from None
+
+
+def _nearest(name: str, flags: Iterable[str]) -> str:
+    """A question after the flag whose name is nearest; empty if none is near."""
+    near = difflib.get_close_matches(name, sorted(flags), n=1)
+    return f"Did you mean {'--' + near[0]!r}?" if near and len(near[0]) > 1 else ""
 
 
 def warn(text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import TrainingError, shown
-from forerun.files import printable
+from forerun.files import printable, reason
 
 # Number of conversations sorted by length together, so that batches have little padding.
 POOL = 512
@@ -117,6 +117,11 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
                 too_short += 1
             else:
                 kept.append(conversation)
+    if not kept and not too_long + too_short:
+        raise TrainingError(
+            f"{', '.join(map(printable, paths))}: no conversation is there; make some with "
+            "'forerun train data'."
+        )
     if not kept:
         raise TrainingError(
             f"no conversation is left to train on: {too_long} are longer than {max_tokens} tokens and "
@@ -127,6 +132,7 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     opened = gzip.open if path.suffix == ".gz" else open
+    number, problem = 0, ""
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -134,10 +140,16 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not isinstance(record, dict):
                     raise TrainingError(f"{printable(path)}, line {number}: not a JSON object.")
                 yield number, record
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        problem = f"cannot be read: {reason(error)}"
+    except (EOFError, UnicodeDecodeError):
+        problem = "is cut off or not UTF-8"
+    except json.JSONDecodeError:
+        problem = f"is not JSON in line {number}"
+    if problem:
         raise TrainingError(
-            f"{printable(path)} cannot be read ({error}); give what 'forerun train data' wrote."
-        ) from error
+            f"{printable(path)} {problem}; give what 'forerun train data' wrote."
+        ) from None
 
 
 def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Conversation:

@@ -15,6 +15,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
+from forerun.files import printable, reason
 from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu.threads import num_threads
@@ -155,7 +156,13 @@ class DrafterRun:
             TrainingError: if the loss is not a number, or the state is of another recipe.
         """
         work = self.out / WORK
-        work.mkdir(parents=True, exist_ok=True)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(
+                f"{printable(self.out)} can be no directory of a drafter: {reason(error)}; give "
+                "another --output."
+            ) from error
         self._check_recipe(work / "recipe.json")
         trainer = Trainer(
             self.head.module,
