@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import api
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site" / "pages"
 SOURCES = (
@@ -46,6 +48,7 @@ def collect() -> None:
         else:
             shutil.copy(source, page)
     write_notebook(PAGES / NOTEBOOK)
+    (PAGES / "docs" / "api.md").write_text(api.render(), encoding="utf-8")
 
 
 def mathml(formula: re.Match[str]) -> str:
