@@ -92,7 +92,7 @@ def test_peers_are_compared_with_what_one_can_choose() -> None:
     made = Report("m", "c", {}, rows, peers={"peer": {"name": "peer"}}, notes=["what cold is"])
     [sentence] = made.beside_peers
     assert "1.50 x at its own best" in sentence
-    assert {row[0] for row in tables(made)[0].rows} == {"peer", DEFAULT, COLD}
+    assert {row[0].text for row in tables(made)[0].rows} == {"peer", DEFAULT, COLD}
     for text in (page(made), markdown(made), *made.as_dict()["remarks"]):
         assert "what cold is" in text
 
@@ -105,7 +105,7 @@ def test_a_page_of_little() -> None:
 def test_tables_hold_every_setting() -> None:
     made = report(full())
     for table in tables(made):
-        assert {row[0] for row in table.rows} == {NAME, "suffix, 6 tokens", "default"}
+        assert {row[0].text for row in table.rows} == {NAME, "suffix, 6 tokens", "default"}
         assert all(len(row) == len(table.header) for row in table.rows)
     text = markdown(made)
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}

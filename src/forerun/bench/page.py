@@ -13,8 +13,11 @@ from forerun.bench.report import Report
 from forerun.bench.rows import Row, Side
 from forerun.bench.settings import method_of
 from forerun.bench.summary import ALL, Cell, burst_sizes, gaps, stages
-from forerun.bench.tables import Table, tables
+from forerun.bench.tables import tables
 from forerun.bench.verdict import Verdict, shown
+from forerun.report.html import table_html
+from forerun.report.table import Cell as TableCell
+from forerun.report.table import Table
 
 # Methods that charts show, each at its best setting.
 _METHODS = 6
@@ -107,26 +110,23 @@ def _by_category(cells: Sequence[Cell], whole: Sequence[Cell]) -> str:
     if not categories:
         return ""
     parts = {(cell.setting, cell.category): cell for cell in cells}
-    lines = []
-    for cell in whole:
-        every = [parts.get((cell.setting, name)) for name in (*categories, ALL)]
-        lines.append(f"<tr><th>{escape(cell.setting)}</th>{''.join(map(_heat, every))}</tr>")
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in (*categories, ALL))
-    table = f'<table class="heat"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
+    names = (*categories, ALL)
+    lines: list[list[TableCell | str]] = [
+        [cell.setting, *(_heat(parts.get((cell.setting, name))) for name in names)]
+        for cell in whole
+    ]
+    table = Table.of("", ["", *(name.replace("_", " ") for name in names)], lines)
     text = "The same by category. Bold: the whole interval is above 1; in brackets: it is below."
-    return _figure("Speed-up by category", text, table)
+    return _figure("Speed-up by category", text, table_html(table))
 
 
-def _heat(cell: Cell | None) -> str:
+def _heat(cell: Cell | None) -> TableCell:
     if cell is None:
-        return "<td>–</td>"
-    value, text = cell.speedup.value, f"{cell.speedup.value:.2f}"
-    if len(cell.rows) > 1:
-        text = f"<b>{text}</b>" if cell.speedup.low > 1 else text
-        text = f"({text})" if cell.speedup.high < 1 else text
-    strength = min(70, round(120 * abs(value - 1)))
-    kind = "win" if value >= 1 else "lose"
-    return f'<td class="{kind}" style="--strength:{strength}%">{text}</td>'
+        return TableCell("–")
+    text, several = f"{cell.speedup.value:.2f}", len(cell.rows) > 1
+    text = f"({text})" if several and cell.speedup.high < 1 else text
+    style = "bold" if several and cell.speedup.low > 1 else ""
+    return TableCell(text, style=style, heat=cell.speedup.value)
 
 
 def _acceptance(chosen: Sequence[Cell]) -> str:
@@ -252,12 +252,7 @@ def _how(report: Report) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
-    lines = "".join(
-        f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(text)}</td>' for text in row[1:])}</tr>"
-        for row in table.rows
-    )
-    return f"<h3>{escape(table.title)}</h3><div class='wide'><table><tr>{head}</tr>{lines}</table></div>"
+    return f"<h3>{escape(table.title)}</h3><div class='wide'>{table_html(table)}</div>"
 
 
 def _figure(title: str, text: str, content: str) -> str:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from forerun.bench.report import Report
 from forerun.bench.summary import ALL, Cell, first, gaps, rate
 from forerun.bench.verdict import shown
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text under a header; the first column names what the others are of."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
+from forerun.report.markdown import table_lines
+from forerun.report.table import Table
 
 _HEADER = (
     "setting",
@@ -40,7 +31,7 @@ def tables(report: Report, *, by_category: bool = True) -> list[Table]:
         whole = sorted((c for c in cells if c.category == ALL), key=lambda c: -c.speedup.value)
         where = f"T = {temperature:g}" + ("" if batch == 1 else f", batch {batch}")
         pairs = max(len(cell.rows) for cell in whole)
-        made.append(Table(f"{where}, {pairs} pairs", _HEADER, [_line(cell) for cell in whole]))
+        made.append(Table.of(f"{where}, {pairs} pairs", _HEADER, map(_line, whole)))
         categories = list(dict.fromkeys(c.category for c in cells if c.category != ALL))
         if categories and by_category:
             parts = {(c.setting, c.category): c for c in cells}
@@ -48,7 +39,8 @@ def tables(report: Report, *, by_category: bool = True) -> list[Table]:
                 [cell.setting, *(_ratio(parts.get((cell.setting, name))) for name in categories)]
                 for cell in whole
             ]
-            made.append(Table(f"{where}, speed-up by category", ["setting", *categories], lines))
+            title = f"{where}, speed-up by category"
+            made.append(Table.of(title, ["setting", *categories], lines))
     return made
 
 
@@ -60,9 +52,7 @@ def markdown(report: Report) -> str:
             "\n".join([f"**{_capital(text)}.**", "", *(f"- {item}" for item in details)]).strip()
         )
     for table in tables(report):
-        lines = [" | ".join(["", *map(_escaped, line), ""]).strip() for line in table.rows]
-        head = " | ".join(["", *map(_escaped, table.header), ""]).strip()
-        parts.append("\n".join([f"## {table.title}", "", head, _rule(table), *lines]))
+        parts.append("\n".join([f"## {table.title}", "", *table_lines(table)]))
     notes = [f"- {text}" for text in (report.closeness, *report.remarks) if text]
     notes += [f"- {name}: {text}" for name, text in report.facts.items()]
     notes += [f"- {name}: {text}" for name, text in report.engines.items()]
@@ -96,14 +86,6 @@ def _number(value: float | None) -> str:
 
 def _ratio(cell: Cell | None) -> str:
     return "–" if cell is None else f"{cell.speedup.value:.2f}"
-
-
-def _rule(table: Table) -> str:
-    return "| --- |" + " ---: |" * (len(table.header) - 1)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _capital(text: str) -> str:

@@ -7,7 +7,8 @@ import sys
 import click
 
 from forerun.bench.report import Report
-from forerun.bench.tables import Table, tables
+from forerun.bench.tables import tables
+from forerun.report.terminal import show_tables
 
 
 def show(report: Report) -> None:
@@ -21,37 +22,9 @@ def show(report: Report) -> None:
         click.secho(f"{sentence}.", bold=True)
         for detail in details:
             click.echo(f"  {detail}")
-    for table in tables(report):
-        click.echo()
-        _show_in_terminal(table) if sys.stdout.isatty() else click.echo(_as_text(table))
+    click.echo()
+    show_tables(tables(report))
     if report.closeness:
         click.echo(f"\n{report.closeness}")
     for remark in report.remarks:
         click.echo(f"forerun: {remark}", err=True)
-
-
-def _show_in_terminal(table: Table) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    grid = Grid(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for number, name in enumerate(table.header):
-        grid.add_column(name, justify="right" if number else "left", no_wrap=False)
-    for row in table.rows:
-        grid.add_row(*map(Text, row))
-    Console(highlight=False).print(grid)
-
-
-def _as_text(table: Table) -> str:
-    lines = [list(table.header), *map(list, table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        "  ".join(
-            text.rjust(width) if number else text.ljust(width)
-            for number, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([table.title, *aligned])

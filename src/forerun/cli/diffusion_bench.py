@@ -30,7 +30,9 @@ from forerun.cli.plot import check_plot, draw_plot, plot_option
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.simulation_view import report, show
 from forerun.errors import ConfigError, ForerunError
-from forerun.simulation.report import Cell, Dots, Mark, Result, Roof, Table, long_table
+from forerun.report.chart import Dots, Roof
+from forerun.report.result import Result
+from forerun.report.table import Cell, Mark, Table, long_table
 
 if TYPE_CHECKING:
     from torch import Tensor

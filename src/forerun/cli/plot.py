@@ -14,7 +14,7 @@ from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forerun.simulation.report import Chart
+    from forerun.report.chart import Chart
 
 
 def plot_option() -> Option:

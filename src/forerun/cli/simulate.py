@@ -15,7 +15,7 @@ from forerun.cli.simulate_modes import Mode, find_mode, refuse_without
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forerun.simulation.report import Result
+    from forerun.report.result import Result
 
 T = TypeVar("T")
 

@@ -166,7 +166,8 @@ def _model(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
     from forerun.cli.simulation_view import show
-    from forerun.simulation.report import Result, long_table
+    from forerun.report.result import Result
+    from forerun.report.table import long_table
     from forerun.tuning.words import contexts_in_words, verdict
 
     tables = []
@@ -192,7 +193,7 @@ def _advice(settings: TuneSettings, tuning: Tuning, records: Records) -> list[st
 
 
 def _columns() -> dict[str, Any]:
-    from forerun.simulation.report import Cell, Mark
+    from forerun.report.table import Cell, Mark
 
     def gain(row: Any) -> Cell:
         one: Prediction = row["one"]

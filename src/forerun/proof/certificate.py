@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from forerun.proof.summary import sections, verdict
+from forerun.report.markdown import table_lines
+from forerun.report.table import Table
 
 
 def certificate(content: dict[str, Any]) -> str:
@@ -17,11 +19,12 @@ def certificate(content: dict[str, Any]) -> str:
 def _blocks(content: dict[str, Any]) -> Iterator[str]:
     yield f"# Exactness of {content['settings']['model']} under speculation"
     yield f"**{verdict(content)}**"
-    yield _table(("what", "value"), _facts(content))
-    for section in sections(content):
-        yield f"## {section.title}"
-        yield _table(section.header, section.rows)
-        yield from section.sentences
+    facts = Table.of("", ("what", "value"), _facts(content), "ll")
+    yield "\n".join(table_lines(facts))
+    for table in sections(content):
+        yield f"## {table.title}"
+        yield "\n".join(table_lines(table))
+        yield from table.notes
     for note in content["notes"]:
         yield f"Note: {note}"
 
@@ -35,11 +38,3 @@ def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "rule", content["rule"]
     yield "level", content["level"]
     yield "seconds", f"{content['seconds']:.0f}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-    for row in rows:
-        cells = (cell.replace("|", "\\|") for cell in row)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

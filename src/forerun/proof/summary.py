@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-PASSED = "ok"
-"""The last cell of a row without a finding."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a proof, or a look of its statistics.
-
-    Args:
-        title: heading above the table.
-        header: names of the columns; the last column holds PASSED or the finding.
-        rows: rows of the table.
-        sentences: sentences below the table.
-    """
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    sentences: Sequence[str]
+from forerun.report.table import Cell, Table
 
 
 def verdict(content: dict[str, Any]) -> str:
@@ -36,8 +17,8 @@ def verdict(content: dict[str, Any]) -> str:
     return f"No defect was found. The promise is {content['level']} exactness."
 
 
-def sections(content: dict[str, Any]) -> Iterator[Section]:
-    """A section for each part of the proof that ran."""
+def sections(content: dict[str, Any]) -> Iterator[Table]:
+    """A table for each part of the proof that ran."""
     if content["enumeration"] is not None:
         yield _enumeration(content["enumeration"])
     if content["statistics"] is not None:
@@ -48,15 +29,13 @@ def sections(content: dict[str, Any]) -> Iterator[Section]:
         yield _equality(content["equality"])
 
 
-def _enumeration(part: dict[str, Any]) -> Section:
+def _enumeration(part: dict[str, Any]) -> Table:
     rows = []
     for rule in part["rules"]:
         counts = (rule["cases"], rule["sequences"] - rule["seeds"], rule["seeds"])
         finding = "approximate" if rule["level"] == "approximate" else "defect"
         deviation = _number(rule["largest_deviation"])
-        rows.append(
-            (rule["rule"], *map(str, counts), deviation, PASSED if rule["passed"] else finding)
-        )
+        rows.append((rule["rule"], *map(str, counts), deviation, _finding(rule["passed"], finding)))
     scope = (
         f"{part['cases']} cases on small vocabularies: every outcome of every draft, whole sequences "
         "against the target's own distribution; rules that draw by noise, seed by seed against plain "
@@ -64,10 +43,10 @@ def _enumeration(part: dict[str, Any]) -> Section:
         f"allowed {part['bound']:.0e}."
     )
     header = ("rule", "cases", "sequences", "seeds", "largest deviation", "result")
-    return Section("By enumeration", header, rows, [scope])
+    return Table.of("By enumeration", header, rows, notes=[scope])
 
 
-def _look(title: str, look: dict[str, Any], level: float) -> Section:
+def _look(title: str, look: dict[str, Any], level: float) -> Table:
     rows = [
         (
             test["name"],
@@ -75,12 +54,12 @@ def _look(title: str, look: dict[str, Any], level: float) -> Section:
             f"{test['statistic']:.2f} ({test['degrees']})",
             _number(test["p_value"]),
             _number(test["adjusted"]),
-            PASSED if test["adjusted"] >= level else "alarm",
+            _finding(test["adjusted"] >= level, "alarm"),
         )
         for test in look["tests"]
     ]
     header = ("test", "outcomes", "chi-square (degrees)", "p", "p (Holm)", "result")
-    return Section(title, header, rows, list(_of_look(look, level)))
+    return Table.of(title, header, rows, notes=list(_of_look(look, level)))
 
 
 def _of_look(look: dict[str, Any], level: float) -> Iterator[str]:
@@ -108,15 +87,15 @@ def _of_look(look: dict[str, Any], level: float) -> Iterator[str]:
         )
 
 
-def _equality(part: dict[str, Any]) -> Section:
+def _equality(part: dict[str, Any]) -> Table:
     rows = []
     for mode in part["modes"]:
         numerics = len(mode["differences"]) - mode["defects"]
         counts = (mode["prompts"], mode["tokens"], mode["identical"], numerics, mode["defects"])
-        rows.append((mode["name"], *map(str, counts), "defect" if mode["defects"] else PASSED))
+        rows.append((mode["name"], *map(str, counts), _finding(not mode["defects"])))
     header = ("decoding", "prompts", "tokens", "identical", "numerics", "defects", "result")
     lines = [line for mode in part["modes"] for line in _differences(mode)]
-    return Section("By equality", header, rows, lines)
+    return Table.of("By equality", header, rows, notes=lines)
 
 
 def _differences(mode: dict[str, Any]) -> Iterator[str]:
@@ -131,6 +110,10 @@ def _differences(mode: dict[str, Any]) -> Iterator[str]:
             f"{_number(first['tolerance'])}: {first['explanation']} (the two largest logits are "
             f"{_number(first['margin'])} apart)."
         )
+
+
+def _finding(passed: bool, finding: str = "defect") -> Cell:
+    return Cell("ok", style="green") if passed else Cell(finding, style="red")
 
 
 def _number(value: float | None) -> str:

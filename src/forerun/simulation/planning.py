@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.report.result import Result, settings_of
 from forerun.simulation.hardware import Request, Setup, set_up
 from forerun.simulation.planning_tables import (
     contexts_table,
@@ -16,7 +17,6 @@ from forerun.simulation.planning_tables import (
     losses_table,
     memory_table,
 )
-from forerun.simulation.report import Result, settings_of
 from forerun.simulation.roofline import RooflineCosts
 
 FREE_DRAFTS = (

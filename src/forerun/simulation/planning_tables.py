@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.report.chart import Curves, Line
+from forerun.report.table import Cell, Mark, Row, Table, long_table, speedup_cell
 from forerun.simulation.devices import GB
 from forerun.simulation.hardware import Request, Setup
-from forerun.simulation.report import Cell, Curves, Line, Mark, Row, Table, long_table, speedup_cell
 
 
 def tokens_text(count: int) -> str:

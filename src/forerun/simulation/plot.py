@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, reason
+from forerun.report.chart import Chart, Curves, HeatMap, Line, Roof
 from forerun.simulation.plot_roof import draw_roof
-from forerun.simulation.report import Chart, Curves, HeatMap, Line, Roof
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

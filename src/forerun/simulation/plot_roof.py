@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forerun.simulation.report import Dots, Roof
+from forerun.report.chart import Dots, Roof
 
 # Shapes for print, and colours that colour-blind readers can tell apart.
 _MARKS = (("o", "#d55e00"), ("s", "#0072b2"), ("s", "#56b4e9"), ("^", "#009e73"), ("D", "#cc79a7"))

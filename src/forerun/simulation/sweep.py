@@ -8,20 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.report.chart import Curves, HeatMap, Line
+from forerun.report.result import Result, settings_of
+from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
 from forerun.simulation.independent import simulate_independent
-from forerun.simulation.report import (
-    Cell,
-    Curves,
-    HeatMap,
-    Line,
-    Result,
-    Row,
-    Table,
-    interval_text,
-    long_table,
-    settings_of,
-    speedup_cell,
-)
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.formulas import expected_tokens, speedup
 

@@ -11,19 +11,10 @@ import numpy as np
 
 from forerun import files
 from forerun.errors import ConfigError
+from forerun.report.chart import Curves, Line
+from forerun.report.result import Result, settings_of
+from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
 from forerun.simulation.language_models import LanguageModel, NgramModel
-from forerun.simulation.report import (
-    Cell,
-    Curves,
-    Line,
-    Result,
-    Row,
-    Table,
-    interval_text,
-    long_table,
-    settings_of,
-    speedup_cell,
-)
 from forerun.simulation.rounds import Simulation
 from forerun.simulation.simulator import Speculation, speculative
 from forerun.simulation.sweep import LEVEL, length_text

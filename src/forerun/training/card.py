@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.report.markdown import table_lines
+from forerun.report.table import Table
+
 PICTURE = "curve.svg"
 """File beside the card with the plot of acceptance length over the training."""
 
@@ -22,7 +25,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
     """
     report, target = own["report"], own["target"]
     rows = [
-        f"| {category} | {length:.2f} | {' '.join(f'{p:.2f}' for p in report['positions'][category])} |"
+        (category, f"{length:.2f}", " ".join(f"{p:.2f}" for p in report["positions"][category]))
         for category, length in report["lengths"].items()
     ]
     what = "draft model" if kind == "draft_model" else f"{kind} head"
@@ -54,9 +57,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         "Expected acceptance length on held-out conversations, the bonus token included, computed from "
         "the target's and the drafter's own probabilities; greedy where the answer was (T=0).",
         "",
-        "| category | length | acceptance by position |",
-        "|---|---|---|",
-        *rows,
+        *_table(("category", "length", "acceptance by position"), rows),
         "",
         *(
             [f"![Acceptance length over the tokens of the training]({PICTURE})", ""]
@@ -77,15 +78,13 @@ def _contexts(contexts: Mapping[str, Mapping[str, float]]) -> list[str]:
         return []
     labels = list(dict.fromkeys(label for lengths in contexts.values() for label in lengths))
     rows = [
-        f"| {kind} | {' | '.join(_length(lengths.get(label)) for label in labels)} |"
+        [kind, *(_length(lengths.get(label)) for label in labels)]
         for kind, lengths in contexts.items()
     ]
     return [
         "The same by the tokens of the text before the draft:",
         "",
-        f"| | {' | '.join(labels)} |",
-        f"|---|{'---|' * len(labels)}",
-        *rows,
+        *_table(["", *labels], rows),
         "",
     ]
 
@@ -114,8 +113,13 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[s
         expected = _length(sum(own) / len(own) if own else None)
         least, most = run["spread"]
         rows.append(
-            f"| {kind} | {_length(run['mean_acceptance_length'])} | {expected} | "
-            f"{run['speedup']:.2f} ({least:.2f} to {most:.2f}) | {_equality(run)} |"
+            (
+                kind,
+                _length(run["mean_acceptance_length"]),
+                expected,
+                f"{run['speedup']:.2f} ({least:.2f} to {most:.2f})",
+                _equality(run),
+            )
         )
     return [
         "## A real run",
@@ -125,9 +129,7 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> list[s
         f"with chains of {report['num_speculative_tokens']} and plainly in "
         "turn; speed-ups are medians, with the least and the largest.",
         "",
-        "| | acceptance length | expected | speed-up | equal to plain decoding |",
-        "|---|---|---|---|---|",
-        *rows,
+        *_table(("", "acceptance length", "expected", "speed-up", "equal to plain decoding"), rows),
         "",
     ]
 
@@ -138,8 +140,11 @@ def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     settings = proofs[0]["settings"]
     rows = [
-        f"| {', '.join(f'{name} {value:g}' for name, value in proof['sampling'].items())} | "
-        f"{proof['level']} | {'no defect found' if proof['passed'] else '**not exact**'} |"
+        (
+            ", ".join(f"{name} {value:g}" for name, value in proof["sampling"].items()),
+            proof["level"],
+            "no defect found" if proof["passed"] else "**not exact**",
+        )
         for proof in proofs
     ]
     return [
@@ -151,11 +156,13 @@ def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
         f"least {settings['effort']['num_tokens']} tokens for each of the statistics. "
         f"[The certificate]({CERTIFICATE}) has all settings and results.",
         "",
-        "| sampling | promise | result |",
-        "|---|---|---|",
-        *rows,
+        *_table(("sampling", "promise", "result"), rows),
         "",
     ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return table_lines(Table.of("", header, rows))
 
 
 def _equality(run: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 from forerun.bench.kv.measure import Row
 from forerun.bench.kv.report import report_of
-from forerun.simulation.report import Curves, Mark
+from forerun.report.chart import Curves
+from forerun.report.table import Mark
 
 
 def row(setting: str, **changes: Any) -> Row:

@@ -10,7 +10,9 @@ from forerun.bench.kv.measure import Row
 from forerun.bench.kv.request import FULL
 from forerun.core import Exactness
 from forerun.files import size_text
-from forerun.simulation.report import Cell, Chart, Curves, Line, Mark, Result, Table, long_table
+from forerun.report.chart import Chart, Curves, Line
+from forerun.report.result import Result
+from forerun.report.table import Cell, Mark, Table, long_table
 
 # Of perplexity, that a setting may cost and still be called as good.
 _LITTLE = 1.02
