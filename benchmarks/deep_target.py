@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.deepened import layers_for, write_deep, write_deep_head
 from forerun.bench.engines import Workshop
 from forerun.bench.report import Report
-from forerun.bench.rows_file import RowsFile
+from forerun.bench.rows import ROWS, Row
 from forerun.bench.session import Session
 from forerun.bench.settings import COLD, DEFAULT, Axes, Setting, cross, method_of
 from forerun.bench.summary import ALL, Cell, rate
@@ -35,6 +35,7 @@ from forerun.cli.machine import made_with
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.pairs import choose
 from forerun.heads import kind_at
+from forerun.measure.ledger import Ledger
 from forerun.models import Checkpoint
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.once import loading_once
@@ -109,15 +110,16 @@ def measure(deep: Deep, options: argparse.Namespace) -> tuple[Report, dict[str, 
         plain = workshop.plain(prepared, params, 1)
         begin = made_with(plain.target.device)
         header = {"model": deep.path.name, "dtype": options.dtype, "hardware": begin["hardware"]}
-        file = options.rows and RowsFile(options.rows, header, resume=options.rows.exists())
+        done: list[Row] = []
+        file = options.rows and Ledger(options.rows, ROWS, header, done.append)
         with workshop.drafting(chosen, prepared, params, 1) as contestants:
             session = Session(plain, contestants, prepared.prompts, params, options.temperatures)
-            session.done = {row.key: row for row in file.rows} if file else {}
+            session.done = {row.key: row for row in done}
             rows = session.usable()
             for row in session.run():
                 rows.append(row)
                 if file:
-                    file.append(row)
+                    file.append([row])
     facts = {
         "target:": (
             f"{SOURCE} with {deep.num_layers - deep.own_layers} layers added whose outputs are zero, "

@@ -12,14 +12,13 @@ prompts, of tokens a second over those of plain decoding of the same prompt just
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from forerun.bench.rows import PLAIN, Row
+from forerun.bench.rows import PLAIN, ROWS, Row
 
 AUTO = "auto"
 
@@ -104,9 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.near_the_best", description=__doc__)
     parser.add_argument("rows", nargs="+", type=Path, help="files that forerun bench has written")
     options = parser.parse_args(arguments)
-    lines = [line for path in options.rows for line in path.read_text().splitlines()]
-    contents = [json.loads(line) for line in lines]
-    found = found_in(Row.from_dict(content) for content in contents if "key" in content)
+    found = found_in(row for path in options.rows for row in ROWS.read(path))
     print("| method | category | T | batch | best fixed | its speed-up | auto | share |")
     print("| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
     made = cells(found)

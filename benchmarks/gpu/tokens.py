@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.training.records import Record, read_records
+from forerun.training.records import RECORDS, Record
 
 PART_BYTES = 16_000_000
 _LARGEST = np.iinfo(np.uint16).max
@@ -32,7 +32,7 @@ def pack(paths: Sequence[str], file: Path, part_bytes: int = PART_BYTES) -> list
     Raises:
         TrainingError: for files without conversations, and tokens that 16 bits do not hold.
     """
-    records = [record for path in paths for record in read_records(path)]
+    records = [record for path in paths for record in RECORDS.read(path)]
     if not records:
         raise TrainingError(f"there are no conversations in {', '.join(paths)}; give others.")
     largest = max(max((*r.prompt_ids, *r.answer_ids), default=0) for r in records)

@@ -266,4 +266,4 @@ def test_rows_survive_json() -> None:
     import json
 
     for row in session(drafting(), Failing(1), temperatures=(0.0, 1.0), batches=(1, 3)).run():
-        assert Row.from_dict(json.loads(row.as_json())) == row
+        assert Row.from_dict(json.loads(json.dumps(row.as_dict()))) == row

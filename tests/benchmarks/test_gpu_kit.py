@@ -22,8 +22,9 @@ from benchmarks.gpu.parts import SMOLLM2_SHA256, join_parts, sha256_of, split_fi
 from benchmarks.gpu.tokens import pack, unpack
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
+from forerun.measure.ledger import Ledger
 from forerun.training.conversations import read_conversations
-from forerun.training.records import Record, RecordFile
+from forerun.training.records import RECORDS, Record
 from tests.helpers.documents import ROOT
 
 Rows = list[dict[str, Any]]
@@ -177,9 +178,9 @@ def records(tmp_path: Path) -> tuple[Path, list[Record]]:
             Record("file", category, prompt, answer, temperature, "stop", item, *texts, item)
         )
     path = tmp_path / "data.jsonl"
-    with RecordFile(path, {"model": "tiny"}) as file:
+    with Ledger(path, RECORDS, {"model": "tiny"}) as file:
         for record in made:
-            file.add([record])
+            file.append([record])
     return path, made
 
 
@@ -205,8 +206,8 @@ def test_what_cannot_be_packed_is_refused(
     records: tuple[Path, list[Record]], tmp_path: Path
 ) -> None:
     path, _ = records
-    with RecordFile(path, {"model": "tiny"}) as file:
-        file.add([Record("file", "", [65536], [1], 0.0, "stop", 1, "", "", 60)])
+    with Ledger(path, RECORDS, {"model": "tiny"}) as file:
+        file.append([Record("file", "", [65536], [1], 0.0, "stop", 1, "", "", 60)])
     with pytest.raises(TrainingError, match="token 65536 does not fit into 16 bits"):
         pack([str(path)], tmp_path / "packed.npz")
     with pytest.raises(TrainingError, match="cannot be read"):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.near_the_best import cells, found_in, main, overall
-from forerun.bench.rows import PLAIN, Key, Row, Side
+from forerun.bench.rows import PLAIN, ROWS, Key, Row, Side
+from forerun.measure.ledger import Ledger
 
 
 def row(setting: str, prompt: int, speedup: float, category: str = "chat") -> Row:
@@ -16,7 +17,7 @@ def row(setting: str, prompt: int, speedup: float, category: str = "chat") -> Ro
     return Row(Key(setting, 0.0, 1, category, (str(prompt),)), "of it", side, plain)
 
 
-ROWS = [
+MADE = [
     row(f"suffix, {name}", prompt, speedup)
     for prompt in range(4)
     for name, speedup in {"2 tokens": 1.25, "4 tokens": 0.8 + 0.1 * prompt, "auto": 1.2}.items()
@@ -24,10 +25,10 @@ ROWS = [
 
 
 def test_what_is_best_is_chosen_on_one_half_and_compared_on_the_other() -> None:
-    made = cells(found_in(ROWS))
+    made = cells(found_in(MADE))
     assert [cell.best for cell in made] == ["2 tokens"] * 2
     assert [cell.share for cell in made] == pytest.approx([0.96, 0.96])
-    assert overall(found_in(ROWS))["suffix, auto"] == pytest.approx(1.2)
+    assert overall(found_in(MADE))["suffix, auto"] == pytest.approx(1.2)
 
 
 def test_where_every_length_loses_plain_decoding_is_the_best() -> None:
@@ -40,7 +41,8 @@ def test_where_every_length_loses_plain_decoding_is_the_best() -> None:
 
 def test_it_reads_what_bench_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(['{"forerun_bench": 1}', *(row.as_json() for row in ROWS)]))
+    with Ledger(path, ROWS, {}) as ledger:
+        ledger.append(MADE)
     main([str(path)])
     printed = capsys.readouterr().out
     assert "| suffix | chat | 0 | 1 | 2 tokens | 1.25 | 1.20 | 96.0% |" in printed

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.engine.engine import Engine
-from forerun.training.records import read_header, read_records
+from forerun.training.records import RECORDS
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 from tests.helpers.terminal import in_terminal
@@ -33,13 +33,13 @@ def summary(cli: Cli, *args: str) -> dict[str, Any]:
 
 def test_a_file_and_its_summary(cli: Cli) -> None:
     content = summary(cli, "--num-conversations", "5", "--output", "made.jsonl")
-    records = list(read_records("made.jsonl"))
+    records = list(RECORDS.read("made.jsonl"))
     assert content["conversations"] == len(records) == 5
     assert content["answer_tokens"] == sum(len(record.answer_ids) for record in records)
     assert content["output"] == "made.jsonl"
     assert content["schema_version"] == 1
-    header = read_header("made.jsonl")
-    assert header == {"forerun_data": 1, **content["settings"]}
+    header = RECORDS.read_header("made.jsonl")
+    assert header == content["settings"]
     assert header["model"] == cli.target
 
 
@@ -63,7 +63,7 @@ def test_questions_of_files_without_those_of_an_evaluation(cli: Cli, write: Writ
     unwanted = write("eval.jsonl", '{"turns": ["Return  A + B"], "category": "x"}')
     files = ("--questions", first, "--questions", second, "--keep-out", unwanted)
     content = summary(cli, *files, "--output", "made.jsonl")
-    assert [record.prompt for record in read_records("made.jsonl")] == [
+    assert [record.prompt for record in RECORDS.read("made.jsonl")] == [
         "def add",
         "def sub(",
         "def mul",
@@ -82,7 +82,7 @@ def test_system_and_variables_go_into_the_template(cli: Cli, write: Write) -> No
     template = ("--system", "code", "--template-var", "mood=kind")
     result = cli.run("train", "data", str(chat), *SMALL, *files, *template)
     assert result.exit_code == 0, result.output
-    [record] = read_records("made.jsonl")
+    [record] = RECORDS.read("made.jsonl")
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(chat).decode(record.prompt_ids) == "code|def add|kind"
@@ -122,7 +122,7 @@ def test_wrong_use(cli: Cli, args: tuple[str, ...], said: str) -> None:
     Path("empty.jsonl").touch()
     Path("bad.jsonl").write_text('{"answer": 7}\n')
     assert said in refused(cli.run("train", "data", cli.target, *SMALL, *args))
-    assert not Path("target-data.jsonl").exists() or not list(read_records("target-data.jsonl"))
+    assert not Path("target-data.jsonl").exists() or not list(RECORDS.read("target-data.jsonl"))
 
 
 def test_an_interruption_leaves_what_is_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_an_interruption_leaves_what_is_whole(cli: Cli, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", pressed)
         result = cli.run(*command)
-    number = len(list(read_records("target-data.jsonl")))
+    number = len(list(RECORDS.read("target-data.jsonl")))
     assert result.exit_code == 130
     assert 0 < number < 9
     assert (

@@ -150,7 +150,7 @@ def test_the_precision_of_the_cache_is_part_of_the_model(
     assert found["candidate"] == "self_sparse"
     done = cli.run("generate", "--config", file, "--max-tokens", "2", "--prompt", "def", "--json")
     assert json.loads(done.stdout)["kv_dtype"] == "int8"
-    assert "kv_dtype 'int8', and now it is 'bf16'" in refused(
+    assert "was made with kv_dtype 'int8', not 'bf16'" in refused(
         cli.run(*run, "--kv-dtype", "bf16", "--records", records)
     )
 
@@ -168,6 +168,6 @@ def test_what_cannot_be_tuned_is_refused(cli: Cli, write: Write, prompts: str) -
     )
     assert "nagram" in refused(cli.run(*model, prompts, "--methods", "nagram"))
     other = write("other.jsonl", '{"format": "something", "version": 1, "made_with": {}}\n')
-    assert "line 1" in refused(cli.run(*model, prompts, "--records", other))
+    assert "not a file of `forerun tune`" in refused(cli.run(*model, prompts, "--records", other))
     missing = refused(cli.run(*model, prompts, "--methods", "draft_model", "--max-context", "128"))
     assert "no draft model is known" in missing

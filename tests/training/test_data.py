@@ -15,7 +15,7 @@ from forerun.progress import watched_by
 from forerun.testing import ToyModel
 from forerun.training.data import DataRun, Summary
 from forerun.training.questions import Question
-from forerun.training.records import Record, read_header, read_records
+from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 from tests.helpers.toy_chat import END, MARKS, WORDS, toy_engine, toy_tokenizer
 
@@ -37,13 +37,13 @@ def asked(
 
 
 def prompts(path: Path) -> list[str]:
-    return [record.prompt for record in read_records(path)]
+    return [record.prompt for record in RECORDS.read(path)]
 
 
 def test_a_model_asks_and_answers(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     summary = make(path)
-    records, tokenizer = list(read_records(path)), toy_tokenizer()
+    records, tokenizer = list(RECORDS.read(path)), toy_tokenizer()
     assert len(records) == summary.conversations == summary.answers == 14
     for record in records:
         text = f"<user> {record.prompt} <end> <reply>"
@@ -60,9 +60,9 @@ def test_a_model_asks_and_answers(tmp_path: Path) -> None:
 def test_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
     path, engine = tmp_path / "data.jsonl", toy_engine(1)
     make(path)
-    seeds = iter([record.seed for record in read_records(path)])
+    seeds = iter([record.seed for record in RECORDS.read(path)])
     engine.use_seeds(lambda: next(seeds))
-    for record in read_records(path):
+    for record in RECORDS.read(path):
         stream = engine.stream_plain(
             record.prompt_ids, temperature=record.temperature, max_tokens=SETTINGS.max_tokens
         )
@@ -130,7 +130,7 @@ def test_a_longer_run_goes_on_from_a_shorter(tmp_path: Path) -> None:
     make(whole)
     make(path, settings=replace(SETTINGS, num_conversations=5))
     make(path, settings=replace(SETTINGS, num_conversations=None, num_tokens=60))
-    tokens = [len(record.answer_ids) for record in read_records(path)]
+    tokens = [len(record.answer_ids) for record in RECORDS.read(path)]
     assert sum(tokens[:-1]) < 60 <= sum(tokens)
     make(path)
     assert path.read_bytes() == whole.read_bytes()
@@ -158,7 +158,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         "too_long": 1,
         "kept_out": 3,
     }
-    assert list(read_records(path))[1].skipped == summary.skipped
+    assert list(RECORDS.read(path))[1].skipped == summary.skipped
 
 
 def test_own_prompts_are_kept_out_too(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_turns_are_answered_in_their_conversation(tmp_path: Path) -> None:
     ]
     settings = replace(SETTINGS, num_conversations=None)
     summary = make(path, settings=settings, questions=questions, system="w19")
-    records = list(read_records(path))
+    records = list(RECORDS.read(path))
     assert summary.conversations == 14 < summary.answers
     before: list[Record] = []
     for record in records:
@@ -199,15 +199,15 @@ def test_turns_are_answered_in_their_conversation(tmp_path: Path) -> None:
 
 def test_template_variables_are_used(tmp_path: Path) -> None:
     make(tmp_path / "data.jsonl", questions=asked("w1"), variables={"loud": True})
-    [record] = read_records(tmp_path / "data.jsonl")
+    [record] = RECORDS.read(tmp_path / "data.jsonl")
     assert toy_tokenizer().decode(record.prompt_ids) == "<user> w1 <end> w19 <reply>"
-    assert read_header(tmp_path / "data.jsonl")["template_vars"] == {"loud": True}
+    assert RECORDS.read_header(tmp_path / "data.jsonl")["template_vars"] == {"loud": True}
 
 
 def test_a_base_model_goes_on_with_its_own_texts(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     make(path, toy_engine(template=None))
-    records = list(read_records(path))
+    records = list(RECORDS.read(path))
     assert len(records) == 14
     assert {record.source for record in records} == {"sampled"}
     assert len({len(record.prompt_ids) for record in records}) > 3
@@ -219,7 +219,7 @@ def test_a_base_model_goes_on_with_its_own_texts(tmp_path: Path) -> None:
 def test_a_base_model_goes_on_with_texts_of_a_file(tmp_path: Path) -> None:
     path, engine = tmp_path / "data.jsonl", toy_engine(template=None)
     make(path, engine, questions=asked("w1 w2", ["w3 w4", "w5"]))
-    assert [record.prompt_ids for record in read_records(path)] == [[5, 6], [7, 8]]
+    assert [record.prompt_ids for record in RECORDS.read(path)] == [[5, 6], [7, 8]]
     for option in ({"system": "w1"}, {"variables": {"loud": True}}):
         with pytest.raises(PromptError, match="need a chat template"):
             make(tmp_path / "other.jsonl", engine, **option)
@@ -259,7 +259,7 @@ def test_what_cannot_be_made_is_refused(
 ) -> None:
     with pytest.raises(ForerunError, match=said):
         make(tmp_path / "data.jsonl", engine(), **options)
-    assert not (tmp_path / "data.jsonl").exists() or not list(read_records(tmp_path / "data.jsonl"))
+    assert not (tmp_path / "data.jsonl").exists() or not list(RECORDS.read(tmp_path / "data.jsonl"))
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:

@@ -200,11 +200,11 @@ def test_the_words(context: int | None, batch: int, words: str) -> None:
 
 
 def test_records_keep_shares(tmp_path: Path) -> None:
-    records = Records({}, tmp_path / "rounds.jsonl")
+    records = Records.open(tmp_path / "rounds.jsonl", {})
     records.add(shares())
     assert Records.read(tmp_path / "rounds.jsonl").shares == {"made": shares()}
     text = (tmp_path / "rounds.jsonl").read_text()
-    (tmp_path / "rounds.jsonl").write_text(text.replace('"contexts": [1, ', '"contexts": ['))
+    (tmp_path / "rounds.jsonl").write_text(text.replace('"contexts":[1,', '"contexts":['))
     with pytest.raises(ConfigError, match="line 2"):
         Records.read(tmp_path / "rounds.jsonl")
 
@@ -222,7 +222,7 @@ def test_on_the_zoo(tmp_path: Path) -> None:
         bench = Workbench.load("zoo", candidate, max_batch_size=rows, max_context=256)
         return benches.setdefault(candidate.name, bench)
 
-    records = Records({}, tmp_path / "rounds.jsonl")
+    records = Records.open(tmp_path / "rounds.jsonl", {})
     params = SamplingParams(temperature=0.0, max_tokens=24)
 
     def run(records: Records) -> dict[str, Any]:

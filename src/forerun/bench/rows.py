@@ -14,6 +14,8 @@ from typing import Any
 from forerun.bench.runs import Prompt, Timed
 from forerun.bench.serving_keys import serving_keys
 from forerun.core import Stats
+from forerun.errors import ConfigError
+from forerun.measure.ledger import Format
 
 PLAIN = "plain"
 
@@ -95,17 +97,17 @@ class Row:
         assert self.plain is not None
         return self.side.rate / self.plain.rate
 
-    def as_json(self) -> str:
-        """One line."""
+    def as_dict(self) -> dict[str, Any]:
+        """Content of the row's line in a file."""
         content: dict[str, Any] = {name: value for name, value in asdict(self).items() if value}
         content["identical"] = self.identical
         if self.stats is not None:
             content |= {"stats": asdict(self.stats), **serving_keys(self.stats)}
-        return json.dumps(content, allow_nan=False)
+        return content
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Row:
-        """What `as_json` has written.
+        """A row of what `as_dict` has written.
 
         Raises:
             KeyError, TypeError, ValueError: for anything else.
@@ -124,6 +126,17 @@ class Row:
         if (row.side is None) == (row.error is None) or (row.side is None) != (row.plain is None):
             raise ValueError("a row holds two sides or an error")
         return row
+
+
+ROWS = Format(
+    mark="forerun_bench",
+    version=1,
+    command="forerun bench",
+    error=ConfigError,
+    content=Row.as_dict,
+    parse=Row.from_dict,
+)
+"""Format of a file of rows; the header holds what makes figures comparable with each other."""
 
 
 def digest_of(prompts: Sequence[Prompt]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,7 @@ from forerun.bench.engines import Workshop
 from forerun.bench.opponents import Invitation, Opponents, files_of, invited
 from forerun.bench.prompts import Prepared
 from forerun.bench.report import Report
-from forerun.bench.rows import Row
-from forerun.bench.rows_file import RowsFile
+from forerun.bench.rows import ROWS, Key, Row
 from forerun.bench.session import Session
 from forerun.bench.settings import DEFAULT, Crossed
 from forerun.cli.bars import bars
@@ -25,7 +24,9 @@ from forerun.cli.machine import hardware, versions
 from forerun.cli.options import warn
 from forerun.cli.panel import sampling
 from forerun.engine.engine import Engine
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, ConfigError
+from forerun.files import printable
+from forerun.measure.ledger import Ledger
 from forerun.models import Checkpoint
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.once import loading_once
@@ -47,7 +48,7 @@ class BenchRun:
 
     session: Session
     rows: list[Row]
-    file: RowsFile | None
+    file: Ledger[Row] | None
     facts: Mapping[str, str]
     exactness: Mapping[str, str]
     peers: Mapping[str, Mapping[str, Any]]
@@ -61,10 +62,15 @@ class BenchRun:
                 self._save(row)
 
     def _save(self, row: Row) -> None:
-        if self.file is None or self.file.append(row) or self.file.problem in self.notes:
+        if self.file is None:
             return
-        warn(self.file.problem)
-        self.notes.append(self.file.problem)
+        try:
+            self.file.append([row])
+        except ConfigError as error:
+            # The measurements are worth more than the file.
+            self.file = None
+            warn(str(error))
+            self.notes.append(str(error))
 
     def report(self, model: str) -> Report:
         """The report of the rows so far."""
@@ -114,7 +120,10 @@ def measuring(
             drafting = workshop.drafting(crossed.settings, prepared, params, batch)
             contestants = stack.enter_context(drafting)
         facts = _facts(values, plain, prepared, params) | _default_fact(crossed)
-        file = _rows_file(values, facts)
+        done: dict[Key, Row] = {}
+        file = _rows_file(values, facts, lambda row: done.update({row.key: row}))
+        if file is not None:
+            stack.enter_context(file)
         exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
         opponents = stack.enter_context(_opponents(values, workshop, crossed, prepared))
         session = Session(
@@ -125,7 +134,7 @@ def measuring(
             values["temperatures"],
             values["batch_sizes"],
             values["minutes"],
-            {} if file is None else {row.key: row for row in file.rows},
+            done,
             bandwidth=_bandwidth(plain, prepared, params),
         )
         notes = [
@@ -189,13 +198,19 @@ def _left_out(count: int) -> list[str]:
     return [f"{turns} no room for an answer in the context, and are left out"] if count else []
 
 
-def _rows_file(values: Mapping[str, Any], facts: Mapping[str, str]) -> RowsFile | None:
+def _rows_file(
+    values: Mapping[str, Any], facts: Mapping[str, str], see: Callable[[Row], None]
+) -> Ledger[Row] | None:
     name = values["resume"] or values["rows"]
     if name is None:
         return None
+    if values["resume"] is None and Path(name).exists():
+        raise ConfigError(
+            f"{printable(name)} exists; go on with --resume {printable(name)}, or name another file."
+        )
     compared = {key: facts[key] for key in ("engine", "machine", "sampling")}
     header = {"model": values["model"], **compared}
-    return RowsFile(Path(name), header, resume=values["resume"] is not None)
+    return Ledger(name, ROWS, header, see)
 
 
 def _facts(

@@ -27,7 +27,7 @@ from forerun.cli.quiet import quiet_libraries
 from forerun.errors import ConfigError, TrainingError, shown
 from forerun.files import printable
 from forerun.options import pick
-from forerun.training.records import read_header
+from forerun.training.records import RECORDS
 from forerun.training.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def data_of(model: str, threads: int | None) -> str:
 
 
 def _refuse_other_model(file: str, model: str) -> None:
-    header = read_header(file)
+    header = RECORDS.read_header(file)
     written = header.get("model", model)
     if written != model:
         raise TrainingError(

@@ -1,1 +1,1 @@
-"""Measurements and what they rest on: intervals, files of results, questions."""
+"""Intervals around measurements, resumable files of records, and readers of questions."""

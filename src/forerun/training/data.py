@@ -19,11 +19,12 @@ from typing import Any
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, TrainingError
+from forerun.measure.ledger import Ledger
 from forerun.progress import report
 from forerun.training.answering import Answering, Conversation
 from forerun.training.overlap import KeptOut, Seen
 from forerun.training.questions import Question
-from forerun.training.records import Record, RecordFile
+from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 
 # Default number of conversations if the model writes the questions and no limit is given.
@@ -142,7 +143,7 @@ class DataRun:
             "keep_out": _digest(kept) if kept else None,
             **{name: value for name, value in vars(settings).items() if name not in _BUDGETS},
         }
-        self._file = RecordFile(path, self.making, self._resume)
+        self._file = Ledger(path, RECORDS, self.making, self._resume)
 
     def __enter__(self) -> DataRun:
         return self
@@ -211,7 +212,7 @@ class DataRun:
         else:
             first, *others = conversation.records
             records = [replace(first, skipped=dict(waiting)), *others]
-            self._file.add(records)
+            self._file.append(records)
             waiting.clear()
             for record in records:
                 self.summary.count(record)

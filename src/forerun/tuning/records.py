@@ -1,25 +1,15 @@
-"""Recorded outputs: at every position what a drafter proposed and how much of it would be accepted.
-
-One JSON line for each output under each candidate, written atomically: what was recorded before an
-interruption is there, whole.
-"""
+"""Recorded outputs: at every position what a drafter proposed and how much of it would be accepted."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError
-from forerun.files import parse_json, printable, read_text, write_text
+from forerun.measure.ledger import Format, Ledger
 from forerun.tuning.contexts import Shares
-
-FORMAT = "forerun recorded rounds"
-VERSION = 1
-MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -160,18 +150,22 @@ class Confirmed:
         return (self.tokens / self.seconds) / (self.plain_tokens / self.plain_seconds)
 
 
+Record = Output | Timing | Confirmed | Shares
+"""One line of a file of records."""
+
+
 @dataclass
 class Records:
     """All that was recorded, in memory and in a file if there is one.
 
     Args:
-        made_with: what the records depend on: model, sampler, versions, machine.
-        path: of the file.
-        shares: by candidate, of those whose drafts cost less at longer contexts.
+        made_with: settings that the records depend on: model, sampler, versions, machine.
+        file: file that records are appended to.
+        shares: by candidate, for those whose drafts cost less at longer contexts.
     """
 
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    path: Path | None = None
+    file: Ledger[Record] | None = None
     outputs: dict[tuple[str, str], Output] = field(default_factory=dict)
     timings: dict[tuple[str, str, int, int], Timing] = field(default_factory=dict)
     confirmed: dict[tuple[str, int, int, str, int], Confirmed] = field(default_factory=dict)
@@ -184,96 +178,66 @@ class Records:
         Raises:
             ConfigError: for a file of other settings, or that is damaged.
         """
-        records = cls(dict(made_with), Path(path))
-        if not Path(path).exists():
-            return records
-        found = cls.read(path)
-        for name in sorted({*found.made_with, *made_with}):
-            before, now = found.made_with.get(name), made_with.get(name)
-            if before != now:
-                raise ConfigError(
-                    f"{printable(path)} was recorded with {name} {before!r}, and now it is {now!r}; "
-                    "name another file, or remove this one."
-                )
-        records.outputs, records.timings = found.outputs, found.timings
-        records.confirmed, records.shares = found.confirmed, found.shares
+        records = cls(dict(made_with))
+        records.file = Ledger(path, ROUNDS, made_with, records._keep)
         return records
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Records:
-        """The records of a file.
+        """Read the records of a file.
 
         Raises:
             ConfigError: for a file that cannot be read or does not hold records, naming the line.
         """
-        lines = read_text(path, "recorded rounds", ConfigError, most_bytes=MOST_BYTES).splitlines()
-        records = cls(path=Path(path))
-        for number, line in enumerate(lines, start=1):
-            where = f"line {number} of {printable(path)}"
-            content = parse_json(line, where, ConfigError)
-            try:
-                records._take(content, number == 1)
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
-                raise ConfigError(f"{where} holds no recorded rounds ({error}).") from error
-        if not lines:
-            raise ConfigError(f"{printable(path)} is empty; record some rounds first.")
+        records = cls(ROUNDS.read_header(path))
+        for record in ROUNDS.read(path):
+            records._keep(record)
         return records
 
-    def add(self, *records: Output | Timing | Confirmed | Shares) -> None:
-        """Keep records, in the file too."""
+    def add(self, *records: Record) -> None:
+        """Keep records, in the file too.
+
+        Raises:
+            ConfigError: if the disk is full.
+        """
         for record in records:
-            if isinstance(record, Output):
-                self.outputs[record.key] = record
-            elif isinstance(record, Timing):
-                self.timings[record.key] = record
-            elif isinstance(record, Shares):
-                self.shares[record.candidate] = record
-            else:
-                self.confirmed[record.key] = record
-        self._save()
+            self._keep(record)
+        if self.file is not None:
+            self.file.append(records)
 
     def of(self, candidate: str) -> list[Output]:
         """The outputs of a candidate, in the order of their recording."""
         return [output for output in self.outputs.values() if output.candidate == candidate]
 
-    def _take(self, content: Any, first: bool) -> None:
-        if first:
-            if content["format"] != FORMAT or content["version"] != VERSION:
-                raise ValueError(f"it is not version {VERSION} of {FORMAT}")
-            self.made_with = content["made_with"]
-        elif "token_ids" in content:
-            output = _made(Output, content)
-            _check(output)
-            self.outputs[output.key] = output
-        elif "plain_seconds" in content:
-            confirmed = _made(Confirmed, content)
-            self.confirmed[confirmed.key] = confirmed
-        elif "shares" in content:
-            shares = _made(Shares, content)
-            self.shares[shares.candidate] = shares
+    def _keep(self, record: Record) -> None:
+        if isinstance(record, Output):
+            self.outputs[record.key] = record
+        elif isinstance(record, Timing):
+            self.timings[record.key] = record
+        elif isinstance(record, Shares):
+            self.shares[record.candidate] = record
         else:
-            rounds = tuple(Round(*values) for values in content["rounds"])
-            timing = _made(Timing, {**content, "rounds": rounds})
-            self.timings[timing.key] = timing
-
-    def _save(self) -> None:
-        if self.path is None:
-            return
-        head = {"format": FORMAT, "version": VERSION, "made_with": self.made_with}
-        lines = [
-            head,
-            *map(asdict, self.outputs.values()),
-            *map(_flat, self.timings.values()),
-            *map(asdict, self.confirmed.values()),
-            *map(asdict, self.shares.values()),
-        ]
-        write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
+            self.confirmed[record.key] = record
 
 
-def _flat(timing: Timing) -> dict[str, Any]:
-    """With each round as a list."""
-    rounds = [list(asdict(one).values()) for one in timing.rounds]
-    return {**asdict(timing), "rounds": rounds}
+def _parse(content: Mapping[str, Any]) -> Record:
+    """Record of the kind that has the content's keys."""
+    kinds = {"token_ids": Output, "plain_seconds": Confirmed, "shares": Shares}
+    kind = next((kind for key, kind in kinds.items() if key in content), Timing)
+    if kind is Timing:
+        content = {**content, "rounds": [Round(*values) for values in content["rounds"]]}
+    record: Record = _made(kind, content)
+    if isinstance(record, Output):
+        _check(record)
+    return record
+
+
+def _content(record: Record) -> dict[str, Any]:
+    """Fields of a record, each round of a timing as a list."""
+    content = asdict(record)
+    if isinstance(record, Timing):
+        content["rounds"] = [list(own.values()) for own in content["rounds"]]
+    return content
 
 
 def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
@@ -295,3 +259,14 @@ def _check(output: Output) -> None:
             raise ValueError(f"{name} has not one entry for each of {count} tokens")
     if any(a > d for a, d in zip(output.accepted, output.depths, strict=True)):
         raise ValueError("more tokens are accepted than drafted")
+
+
+ROUNDS = Format(
+    mark="forerun_rounds",
+    version=1,
+    command="forerun tune",
+    error=ConfigError,
+    content=_content,
+    parse=_parse,
+)
+"""Format of a file of records; of two records with the same key the later one counts."""
