@@ -38,9 +38,9 @@ from forerun.core import CostTable
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
 from forerun.models.placement import Placement
+from forerun.report.plot import figure_of
 from forerun.simulation import hardware
 from forerun.simulation.devices import DEVICES, device_called
-from forerun.simulation.plot import figure_of
 from forerun.simulation.roofline import Limits, RooflineCosts, Traffic
 from forerun.simulation.shapes import SHAPES as PUBLISHED
 from tests.helpers.forwards import run

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import application
+from forerun.report.plot import figure_of
 from forerun.simulation.cost_model import RooflineCosts, RoundCosts
 from forerun.simulation.devices import DEVICES
 from forerun.simulation.hardware import Request
 from forerun.simulation.planning import plan
-from forerun.simulation.plot import figure_of
 from forerun.simulation.shapes import SHAPES
 from tests.helpers.command_line import Write
 from tests.helpers.refusals import refused

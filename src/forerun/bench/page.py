@@ -8,14 +8,15 @@ from html import escape
 from importlib import resources
 from itertools import accumulate
 
-from forerun.bench.charts import Bar, Curve, Span, bars, curves, spans
 from forerun.bench.report import Report
 from forerun.bench.rows import Row, Side
 from forerun.bench.settings import method_of
 from forerun.bench.summary import ALL, Cell, burst_sizes, gaps, stages
 from forerun.bench.tables import tables
 from forerun.bench.verdict import Verdict, shown
+from forerun.report.chart import Bar, Bars, Curves, Line, Span, Spans
 from forerun.report.html import table_html
+from forerun.report.svg import style, svg
 from forerun.report.table import Cell as TableCell
 from forerun.report.table import Table
 
@@ -45,12 +46,12 @@ _PAGE = """<!doctype html>
 
 def page(report: Report) -> str:
     """The whole page."""
-    style = (resources.files("forerun.bench") / "page.css").read_text("utf-8")
+    sheet = style() + (resources.files("forerun.bench") / "page.css").read_text("utf-8")
     parts = [f"<h1>forerun bench <span>{escape(report.model)}</span></h1>", _verdict(report)]
     for verdict in report.verdicts:
         parts.append(_place(report, verdict))
     parts.append(_how(report))
-    return _PAGE.format(title=escape(report.model), style=style, body="\n".join(parts))
+    return _PAGE.format(title=escape(report.model), style=sheet, body="\n".join(parts))
 
 
 def _verdict(report: Report) -> str:
@@ -81,7 +82,7 @@ def _place(report: Report, verdict: Verdict) -> str:
             "Speed-up over plain decoding",
             "Median over prompts of the ratio of tokens a second, with its 95 % interval. Right of the "
             "line is faster.",
-            spans("speed-up by setting", list(map(_span, whole)), "times plain decoding", 1.0),
+            svg(Spans("speed-up by setting", "times plain decoding", list(map(_span, whole)), 1.0)),
         ),
         _by_category(cells, whole),
     ]
@@ -130,20 +131,22 @@ def _heat(cell: Cell | None) -> TableCell:
 
 
 def _acceptance(chosen: Sequence[Cell]) -> str:
-    lines = [
-        Curve(
-            cell.setting, [(at + 1, share) for at, share in enumerate(cell.acceptance_by_position)]
-        )
+    lines = {
+        cell.setting: Line(range(1, len(shares) + 1), shares)
         for cell in chosen
-        if cell.acceptance_by_position
-    ]
+        if (shares := cell.acceptance_by_position)
+    }
     if not lines:
         return ""
     text = "Share of drafting rounds in which at least so many drafted tokens were accepted."
-    chart = curves(
-        "acceptance by position", lines, "position in the draft", "accepted", percent=True
+    chart = Curves(
+        "acceptance by position",
+        "position in the draft",
+        {"": lines},
+        y_label="accepted",
+        percent=True,
     )
-    return _figure("Acceptance by position", text, chart)
+    return _figure("Acceptance by position", text, svg(chart))
 
 
 def _stage_shares(chosen: Sequence[Cell]) -> str:
@@ -161,28 +164,29 @@ def _stage_shares(chosen: Sequence[Cell]) -> str:
         "Milliseconds for each token that was emitted: running the prompt, drafting, the model's forwards, "
         "verifying, and the rest of the host's work."
     )
-    return _figure("Where the time goes", text, bars("stages", made, _STAGES, "ms a token"))
+    return _figure("Where the time goes", text, svg(Bars("stages", "ms a token", made, _STAGES)))
 
 
 def _over_time(chosen: Sequence[Cell]) -> str:
     """One prompt: that on which the best setting gained what it usually gains."""
     best = chosen[0]
     usual = min(best.rows, key=lambda row: abs(row.speedup - best.speedup.value))
-    lines, place = [], (usual.key.category, usual.key.prompts)
+    lines, place = {}, (usual.key.category, usual.key.prompts)
     for cell in chosen[:4]:
         row = next((r for r in cell.rows if (r.key.category, r.key.prompts) == place), None)
         if row is not None and row.side is not None:
-            lines.append(Curve(cell.setting, _arrivals(row.side, row)))
+            lines[cell.setting] = _arrivals(row.side, row)
     assert usual.plain is not None
-    lines.append(Curve("plain decoding", _arrivals(usual.plain, usual), plain=True))
+    lines["plain decoding"] = _arrivals(usual.plain, usual)._replace(plain=True)
     text = (
         f"One request ({usual.key.category}, {usual.key.prompts[0]}), on which {best.setting} gained what it "
         "usually gains. Steps are rounds: several tokens come at once."
     )
-    return _figure("Tokens over time", text, curves("tokens", lines, "seconds", "tokens"))
+    chart = Curves("tokens", "seconds", {"": lines}, y_label="tokens")
+    return _figure("Tokens over time", text, svg(chart))
 
 
-def _arrivals(side: Side, row: Row) -> list[tuple[float, float]]:
+def _arrivals(side: Side, row: Row) -> Line:
     """The steps of the first request of a row."""
     requests = len(row.key.prompts)
     bursts = side.bursts if requests == 1 else side.bursts[: len(side.bursts) // requests]
@@ -190,10 +194,11 @@ def _arrivals(side: Side, row: Row) -> list[tuple[float, float]]:
     times = list(
         accumulate(pauses, lambda now, pause: now + pause / 1e3, initial=side.first or 0.0)
     )
-    points: list[tuple[float, float]] = [(0.0, 0.0)]
+    x, y = [0.0], [0.0]
     for time, total in zip(times, accumulate(bursts), strict=False):
-        points += [(time, points[-1][1]), (time, float(total))]
-    return points
+        x += [time, time]
+        y += [y[-1], float(total)]
+    return Line(x, y)
 
 
 def _bursts(chosen: Sequence[Cell]) -> str:
@@ -209,7 +214,7 @@ def _bursts(chosen: Sequence[Cell]) -> str:
             Bar(cell.setting, [100 * count / total for count in counts], f"{mean:.2f} on average")
         )
     text = "How tokens arrive in a stream: shares of all tokens by how many came at once."
-    return _figure("Burst sizes", text, bars("bursts", rows, _BURSTS, "% of tokens"))
+    return _figure("Burst sizes", text, svg(Bars("bursts", "% of tokens", rows, _BURSTS)))
 
 
 def _pauses(chosen: Sequence[Cell]) -> str:
@@ -233,7 +238,7 @@ def _pauses(chosen: Sequence[Cell]) -> str:
         "Between two arrivals of tokens in a stream: from the median to the 99th percentile, the mark "
         "at the 90th."
     )
-    return _figure("Inter-token latency", text, spans("inter-token latency", rows, "ms"))
+    return _figure("Inter-token latency", text, svg(Spans("inter-token latency", "ms", rows)))
 
 
 def _how(report: Report) -> str:

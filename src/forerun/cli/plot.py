@@ -31,7 +31,7 @@ def check_plot(file: str | None) -> None:
     """
     if file is None:
         return
-    from forerun.simulation.plot import FORMATS, format_of
+    from forerun.report.plot import FORMATS, format_of
 
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
@@ -49,7 +49,7 @@ def draw_plot(file: str | None, charts: Sequence[Chart]) -> None:
     """
     if file is None:
         return
-    from forerun.simulation.plot import draw
+    from forerun.report.plot import draw
 
     draw(file, charts)
     click.echo(f"forerun: drawn to {file}", err=True)

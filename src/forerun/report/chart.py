@@ -1,18 +1,24 @@
-"""Charts as data: curves, maps, rooflines."""
+"""Charts as data: curves, maps and rooflines for `plot`; curves, intervals and bars for `svg`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """A curve, optionally with the lower and upper edge of a band around it."""
+    """A curve, optionally with the lower and upper edge of a band around it.
+
+    Args:
+        plain: whether it is drawn as plain decoding is, apart from the others.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class Curves:
 
     Args:
         reference: name of a horizontal line at 1; None for no line.
+        lowest: least value of the vertical axis of a page's chart.
+        percent: whether values are shares of at most 1.
     """
 
     title: str
@@ -29,6 +37,8 @@ class Curves:
     logarithmic: bool = False
     y_label: str = "speed-up over plain decoding"
     reference: str | None = "break-even"
+    lowest: float = 0.0
+    percent: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,4 +86,56 @@ class Roof:
     dots: Mapping[str, Dots]
 
 
+class Span(NamedTuple):
+    """A row of a chart of intervals: its ends, its mark, the words behind it, and its kind.
+
+    Args:
+        kind: a class of the page's style: `win`, `lose` or `even`.
+    """
+
+    name: str
+    low: float
+    value: float
+    high: float
+    words: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Intervals below each other, with a vertical line at `mark`."""
+
+    title: str
+    x_label: str
+    rows: Sequence[Span]
+    mark: float | None = None
+
+
+class Bar(NamedTuple):
+    """A row of a chart of stacked bars: a value for each part, and the words behind it."""
+
+    name: str
+    parts: Sequence[float]
+    words: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars below each other, whose parts have names."""
+
+    title: str
+    x_label: str
+    rows: Sequence[Bar]
+    names: Sequence[str]
+
+
 Chart = Curves | HeatMap | Roof
+"""A chart that is drawn into a file."""
+Picture = Curves | Spans | Bars
+"""A chart of a page."""
+
+
+def amount(value: float) -> str:
+    """A number with a unit prefix, such as `1.2 T` for 1.2e12."""
+    power = max(0, min(int(math.log10(value)) // 3, 5)) if value > 0 else 0
+    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"

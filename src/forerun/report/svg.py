@@ -1,11 +1,13 @@
-"""Charts as inline SVG, drawn in the colours of the page around them, readable without colour too."""
+"""Drawer of a page's charts as inline SVG, in the colours of the page, readable without colour too."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
+from importlib import resources
+
+from forerun.report.chart import Bars, Curves, Picture, Spans, amount
 
 WIDTH = 760
 # Room for names at the left and for numbers at the right.
@@ -13,50 +15,41 @@ LEFT, RIGHT = 210, 150
 _ROW, _AXIS, _TOP = 24, 34, 8
 _HEIGHT = 250
 _BAR = 15
+# Numbers of an axis from which on a prefix such as k shortens them.
+_LONG = 10_000
 # Letters of a name that fit beside a chart.
 _LETTERS = 27
 # Line patterns and marks of series, so that colour is not the only sign.
 _DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "4 2 1 2")
 
 
-class Span(NamedTuple):
-    """A row of a chart of intervals: its ends, its mark, the words behind it, and what it is.
-
-    `kind` is a class of the page's style: `win`, `lose` or `even`.
-    """
-
-    name: str
-    low: float
-    value: float
-    high: float
-    words: str
-    kind: str
+def style() -> str:
+    """Style sheet of charts, with the colours that it names."""
+    return (resources.files("forerun.report") / "chart.css").read_text("utf-8")
 
 
-class Bar(NamedTuple):
-    """A row of a chart of stacked bars: a value for each part, and the words behind it."""
-
-    name: str
-    parts: Sequence[float]
-    words: str
-
-
-class Curve(NamedTuple):
-    """A line by its points; the first is drawn in the colour of plain decoding where `plain`."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    plain: bool = False
-
-
-def spans(title: str, rows: Sequence[Span], axis: str, mark: float | None = None) -> str:
-    """Intervals below each other, with a line where `mark` is."""
-    ends = [end for row in rows for end in (row.low, row.high)] + (
-        [mark] if mark is not None else []
+def image(chart: Picture) -> str:
+    """An SVG file of its own, in light or dark as it is shown."""
+    start = '<svg xmlns="http://www.w3.org/2000/svg" '
+    return (
+        svg(chart).replace("<svg ", start, 1).replace(">", f"><style>{style()}</style>", 1) + "\n"
     )
+
+
+def svg(chart: Picture) -> str:
+    """An SVG element; of curves the first panel."""
+    if isinstance(chart, Spans):
+        return _spans(chart)
+    return _bars(chart) if isinstance(chart, Bars) else _curves(chart)
+
+
+def _spans(chart: Spans) -> str:
+    rows, mark = chart.rows, chart.mark
+    ends = [end for row in rows for end in (row.low, row.high)]
+    ends += [mark] if mark is not None else []
     scale = _Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
     bottom = _TOP + _ROW * len(rows)
-    parts = [_axis(scale, _TOP, bottom, axis)]
+    parts = [_axis(scale, _TOP, bottom, chart.x_label)]
     if mark is not None:
         parts.append(_line(scale(mark), _TOP, scale(mark), bottom, "one"))
     for number, row in enumerate(rows):
@@ -69,17 +62,19 @@ def spans(title: str, rows: Sequence[Span], axis: str, mark: float | None = None
             f'<circle class="dot {row.kind}" cx="{scale(row.value):.1f}" cy="{y:.1f}" r="4.5"/>'
         )
         parts.append(_text(WIDTH - RIGHT + 10, y + 4, row.words, "words"))
-    return _svg(title, bottom + _AXIS, parts)
+    return _svg(chart.title, bottom + _AXIS, parts)
 
 
-def bars(title: str, rows: Sequence[Bar], names: Sequence[str], axis: str) -> str:
-    """Stacked bars below each other; `names` are of their parts, explained above."""
+def _bars(chart: Bars) -> str:
+    """Stacked bars, the names of their parts explained above."""
+    rows, names = chart.rows, chart.names
     longest = max(sum(row.parts) for row in rows)
     scale = _Scale(0.0, longest, LEFT, WIDTH - RIGHT, exact=True)
     shown = [at for at in range(len(names)) if any(row.parts[at] > 0 for row in rows)]
     top = _TOP + 22
     bottom = top + _ROW * len(rows)
-    parts = [_legend([(names[at], f"fill{at}") for at in shown]), _axis(scale, top, bottom, axis)]
+    parts = [_legend([(names[at], f"fill{at}") for at in shown])]
+    parts.append(_axis(scale, top, bottom, chart.x_label))
     for number, row in enumerate(rows):
         y, start = top + _ROW * (number + 0.5), 0.0
         parts.append(_name(LEFT - 10, y + 4, row.name, "name", "end"))
@@ -92,40 +87,38 @@ def bars(title: str, rows: Sequence[Bar], names: Sequence[str], axis: str) -> st
                 f"<title>{escape(names[at])}: {row.parts[at]:.2f}</title></rect>"
             )
         parts.append(_text(WIDTH - RIGHT + 10, y + 4, row.words, "words"))
-    return _svg(title, bottom + _AXIS, parts)
+    return _svg(chart.title, bottom + _AXIS, parts)
 
 
-def curves(
-    title: str, lines: Sequence[Curve], x_axis: str, y_axis: str, percent: bool = False
-) -> str:
+def _curves(chart: Curves) -> str:
     """Lines with their names at their ends."""
-    points = [point for line in lines for point in line.points]
-    left, right = 60, WIDTH - 210
-    xs = _Scale(min(x for x, _ in points), max(x for x, _ in points), left, right, exact=True)
-    top = _TOP + 18
-    ys = _Scale(0.0, 1.0 if percent else max(y for _, y in points), _HEIGHT, top, exact=percent)
-    parts = [_axis(xs, top, _HEIGHT, x_axis, whole=percent)]
-    parts.append(_text(left, _TOP + 4, y_axis, "label"))
+    lines, percent = next(iter(chart.panels.values())), chart.percent
+    every = [x for line in lines.values() for x in line.x]
+    highest = 1.0 if percent else max(y for line in lines.values() for y in line.y)
+    left, right, top = 60, WIDTH - 210, _TOP + 18
+    xs = _Scale(min(every), max(every), left, right, exact=True)
+    ys = _Scale(chart.lowest, highest, _HEIGHT, top, exact=percent)
+    parts = [_axis(xs, top, _HEIGHT, chart.x_label, whole=percent)]
+    parts.append(_text(left, _TOP + 4, chart.y_label, "label"))
     for tick in ys.ticks:
         parts.append(_line(left, ys(tick), right, ys(tick), "grid"))
         label = f"{tick:.0%}" if percent else f"{tick:g}"
         parts.append(_text(left - 8, ys(tick) + 4, label, "tick", "end"))
-    ends = [(ys(line.points[-1][1]), xs(line.points[-1][0])) for line in lines]
-    places = _apart(ends)
+    places = _apart([(ys(line.y[-1]), xs(line.x[-1])) for line in lines.values()])
     number = 0
-    for line, place in zip(lines, places, strict=True):
-        kind = "plain" if line.plain else f"line{number}"
+    for (name, line), place in zip(lines.items(), places, strict=True):
+        kind = "plain" if line.plain else f"line{number % len(_DASHES)}"
         dashes = "" if line.plain else _DASHES[number % len(_DASHES)]
         number += not line.plain
-        path = " ".join(f"{xs(x):.1f},{ys(y):.1f}" for x, y in line.points)
-        x, y = line.points[-1]
+        path = " ".join(f"{xs(x):.1f},{ys(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
+        x, y = line.x[-1], line.y[-1]
         parts.append(
             f'<polyline class="curve {kind}" stroke-dasharray="{dashes}" points="{path}"/>'
             f'<circle class="end {kind}" cx="{xs(x):.1f}" cy="{ys(y):.1f}" r="3"/>'
         )
         parts.append(_line(xs(x) + 4, ys(y), right + 14, place, "leader"))
-        parts.append(_name(right + 18, place + 4, line.name, f"series {kind}"))
-    return _svg(title, _HEIGHT + _AXIS, parts)
+        parts.append(_name(right + 18, place + 4, name, f"series {kind}"))
+    return _svg(chart.title, _HEIGHT + _AXIS, parts)
 
 
 class _Scale:
@@ -163,8 +156,9 @@ def _axis(scale: _Scale, top: float, y: float, label: str, *, whole: bool = Fals
     parts = []
     for tick in scale.ticks:
         if not whole or tick == int(tick):
+            name = f"{tick:g}" if tick < _LONG else amount(tick)
             parts.append(_line(scale(tick), top, scale(tick), y, "grid"))
-            parts.append(_text(scale(tick), y + 14, f"{tick:g}", "tick", "middle"))
+            parts.append(_text(scale(tick), y + 14, name, "tick", "middle"))
     parts.append(_text(scale.middle, y + 29, label, "label", "middle"))
     return "".join(parts)
 
