@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forerun.errors import ForerunError
 
@@ -129,6 +129,20 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
         return Path(path).is_file()
     except (OSError, ValueError):  # A name that is too long or holds a null byte.
         return False
+
+
+def lock(file: IO[Any]) -> bool:
+    """Lock an open file for this process until it is closed; False if another one holds it. On Windows
+    nothing is locked."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def reason(problem: OSError) -> str:

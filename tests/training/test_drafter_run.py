@@ -110,6 +110,23 @@ def test_what_is_written(targets: dict[str, str], data: str, tmp_path: Path) -> 
     assert 3 in ids.tolist()
 
 
+def test_two_runs_do_not_train_in_one_directory(
+    targets: dict[str, str], data: str, tmp_path: Path
+) -> None:
+    refused: list[str] = []
+
+    def again(*_: object) -> None:
+        if not refused:
+            with pytest.raises(TrainingError, match="another run trains in") as error:
+                run_of("medusa", targets["llama"], data, tmp_path / "head").run()
+            refused.append(str(error.value))
+
+    run_of("medusa", targets["llama"], data, tmp_path / "head", again).run()
+    assert refused
+    # One that has ended is in nobody's way.
+    run_of("medusa", targets["llama"], data, tmp_path / "head").run()
+
+
 class BreakError(Exception):
     pass
 

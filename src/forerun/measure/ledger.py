@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from forerun.errors import ForerunError, shown
-from forerun.files import decode, parse_json, printable, reason
+from forerun.files import decode, lock, parse_json, printable, reason
 
 T = TypeVar("T")
 
@@ -211,17 +210,10 @@ class Ledger(Generic[T]):
         return whole
 
     def _lock(self) -> None:
-        """Lock the file against other runs, except on Windows."""
-        if sys.platform == "win32":
-            return
-        import fcntl
-
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._file):
             raise self._form.error(
                 f"another run is writing {printable(self.path)}; give another output file."
-            ) from None
+            )
 
     def _unwritable(self, problem: Exception) -> ForerunError:
         detail = reason(problem) if isinstance(problem, OSError) else str(problem)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.files import printable, reason
+from forerun.files import lock, printable, reason
 from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu.threads import num_threads
@@ -153,16 +154,14 @@ class DrafterRun:
         A resumed run may have spent them already.
 
         Raises:
-            TrainingError: if the loss is not a number, or the state is of another recipe.
+            TrainingError: if the loss is not a number, the state is of another recipe, or another run
+                trains in the directory.
         """
         work = self.out / WORK
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrainingError(
-                f"{printable(self.out)} can be no directory of a drafter: {reason(error)}; give "
-                "another --output."
-            ) from error
+        with _locked(work) if self.processes.first else nullcontext():
+            return self._run(work)
+
+    def _run(self, work: Path) -> Report:
         self._check_recipe(work / "recipe.json")
         trainer = Trainer(
             self.head.module,
@@ -378,6 +377,28 @@ def _stored(drafter: Untrained) -> dict[str, Tensor]:
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         for name, tensor in drafter.tensors().items()
     }
+
+
+def _locked(work: Path) -> IO[str]:
+    """The lock of a run's directory, which is created if it is missing.
+
+    Raises:
+        TrainingError: if it cannot be created, or another run trains in it.
+    """
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / "lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(
+            f"{printable(work.parent)} can be no directory of a drafter: {reason(error)}; give "
+            "another --output."
+        ) from error
+    if not lock(file):
+        file.close()
+        raise TrainingError(
+            f"another run trains in {printable(work.parent)}; wait for its end, or give another --output."
+        )
+    return file
 
 
 def _bytes_of(drafter: Untrained) -> tuple[int, int]:
