@@ -331,11 +331,11 @@ def test_the_plot_shows_every_forward_below_the_roof() -> None:
 
 def test_the_words_say_what_the_rows_do() -> None:
     roofline = predict(Request("llama-3.1-8b", draft_model="1b", contexts=(128,)), plan())
-    answers = " ".join(report_of(roofline, {}).answers)
+    answers = " ".join(map(str, report_of(roofline, {}).answers))
     for words in ("memory bounds it", "ridge at 295", "up to 64 tokens", "of a plain one"):
         assert words in answers
     dear = [replace(row, ratio=1.0 if row.n == 1 else 2.0) for row in roofline.rows]
-    answers = " ".join(report_of(replace(roofline, rows=dear), {}).answers)
+    answers = " ".join(map(str, report_of(replace(roofline, rows=dear), {}).answers))
     assert "for no second token" in answers
     assert "8 tokens cost 2.0 x" in answers
 

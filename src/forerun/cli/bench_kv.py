@@ -15,12 +15,10 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import json_option, model_options
 from forerun.cli.lists import Numbers, Wholes, list_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
-from forerun.cli.plot import check_plot, draw_plot, plot_option
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.simulation_view import report, show
+from forerun.cli.results import check_plot, give, plot_option, settings_in
 from forerun.compression import Compression
 from forerun.errors import ConfigError, PromptError
 from forerun.files import read_text
@@ -77,14 +75,8 @@ def _finish(values: dict[str, Any], rows: Sequence[Row], name: str, target: Caus
     """Show the result and draw the plot."""
     from forerun.bench.kv.report import report_of
 
-    left_out = {"json", "plot", "config"}
-    options = {name: value for name, value in values.items() if name not in left_out}
-    result = report_of(rows, options, {"model": name, "precision": target.precision})
-    draw_plot(values["plot"], result.charts)
-    if values["json"]:
-        print_json(report("kv", result, made_with(target.device)))
-    else:
-        show(result)
+    facts = {"model": name, "precision": target.precision}
+    give(report_of(rows, settings_in(values), facts), values, target.device)
 
 
 def _text(file: str | None) -> str:

@@ -23,12 +23,10 @@ from forerun.cli.diffusion_flags import (
 )
 from forerun.cli.flags import json_option
 from forerun.cli.lists import Wholes, list_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
-from forerun.cli.plot import check_plot, draw_plot, plot_option
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.simulation_view import report, show
+from forerun.cli.results import check_plot, give, plot_option, settings_in
 from forerun.errors import ConfigError, ForerunError
 from forerun.report.chart import Dots, Roof
 from forerun.report.result import Result
@@ -84,24 +82,19 @@ def bench(**values: Any) -> None:
         limits = machine_limits() if runs else None
     if not rows and not runs:
         raise ConfigError("; ".join(notes) or "there is nothing to measure; give --methods.")
-    left_out = ("json", "plot", "config")
     result = Result(
-        settings={name: value for name, value in values.items() if name not in left_out},
+        mode="diffusion bench",
+        settings=settings_in(values),
         rows=rows,
         tables=[*([_table(rows)] if rows else []), *([_batches(runs)] if runs else [])],
         charts=[_roof(type(pipeline).__name__, runs, *limits)] if limits else [],
         facts={"roofline": [{**asdict(run), "intensity": run.intensity} for run in runs]},
         notes=notes,
-        answers=[],
     )
-    draw_plot(values["plot"], result.charts)
     if values["sheet"] is not None:
         save_rows(list(pictures.values()), values["sheet"])
         click.echo(f"forerun: {values['sheet']} has the rows {', '.join(pictures)}", err=True)
-    if values["json"]:
-        print_json(report("diffusion bench", result, made_with(torch.device("cpu"))))
-    else:
-        show(result)
+    give(result, values, torch.device("cpu"))
 
 
 def _settings(values: dict[str, Any], clips: bool) -> list[Setting]:

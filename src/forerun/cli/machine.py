@@ -26,12 +26,23 @@ def print_json(content: dict[str, Any]) -> None:
     click.echo(json.dumps(content, allow_nan=False))
 
 
-def made_with(device: torch.device) -> dict[str, Any]:
-    """The beginning of every object of a command that runs models."""
+def made_with(device: torch.device | None) -> dict[str, Any]:
+    """Beginning of every object: versions and hardware, without those of torch where no model runs."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
-        "hardware": hardware(device),
+        "versions": versions_without_torch() if device is None else versions(),
+        "hardware": host() if device is None else hardware(device),
+    }
+
+
+def versions_without_torch() -> dict[str, str]:
+    """Versions of the packages that formulas and simulations depend on."""
+    import numpy
+
+    return {
+        "forerun": __version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
     }
 
 

@@ -12,14 +12,12 @@ from forerun.cli.config import config_option
 from forerun.cli.derived import derived
 from forerun.cli.flags import json_option, place_options, threads_option
 from forerun.cli.lists import Wholes, list_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option, given
 from forerun.cli.param_types import Name
-from forerun.cli.plot import check_plot, draw_plot, plot_option
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import check_plot, give, plot_option, settings_in
 from forerun.cli.simulate_flags import section_options
 from forerun.cli.simulate_modes import explicit
-from forerun.cli.simulation_view import report, show
 from forerun.errors import ConfigError
 from forerun.options import pick, schema_of
 
@@ -47,12 +45,8 @@ def roofline(ctx: click.Context, /, **values: Any) -> None:
     _refuse_unused(ctx, elsewhere)
     quiet_libraries()
     request = pick(Request, values)
-    header, result = (_predicted if elsewhere else _measured)(request, values)
-    draw_plot(values["plot"], result.charts)
-    if values["json"]:
-        print_json(report("predicted" if elsewhere else "measured", result, header))
-    else:
-        show(result)
+    device, result = (_predicted if elsewhere else _measured)(request, values)
+    give(result, values, device)
 
 
 def _refuse_unused(ctx: click.Context, elsewhere: bool) -> None:
@@ -79,7 +73,7 @@ def _measured(request: Request, values: dict[str, Any]) -> Any:
             threads=values["threads"],
         )
         roofline = measure(request, models)
-    return made_with(models.target.device), report_of(roofline, _settings(values, _HARDWARE))
+    return models.target.device, report_of(roofline, settings_in(values, *_HARDWARE))
 
 
 def _predicted(request: Request, values: dict[str, Any]) -> Any:
@@ -101,13 +95,7 @@ def _predicted(request: Request, values: dict[str, Any]) -> Any:
         batch=(1,),
         context=request.contexts,
     )
-    return None, report_of(predict(request, plan), _settings(values, _MEASURED))
-
-
-def _settings(values: dict[str, Any], unused: tuple[str, ...]) -> dict[str, Any]:
-    """All options that count, for `--json`."""
-    left_out = {*unused, "json", "plot", "config"}
-    return {name: value for name, value in values.items() if name not in left_out}
+    return None, report_of(predict(request, plan), settings_in(values, *_MEASURED))
 
 
 def _options() -> list[click.Parameter]:

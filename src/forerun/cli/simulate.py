@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from forerun.cli.machine import print_json
 from forerun.cli.options import Command, flag_of, given, stronger
-from forerun.cli.plot import check_plot, draw_plot
+from forerun.cli.results import check_plot, give
 from forerun.cli.simulate_flags import simulate_options
 from forerun.cli.simulate_modes import Mode, find_mode, refuse_without
 from forerun.errors import ConfigError
@@ -30,17 +29,7 @@ def simulate(ctx: click.Context, /, **values: Any) -> None:
     mode = find_mode(ctx, values)
     check_plot(values["plot"])
     result = RUN[mode](ctx, values)
-    draw_plot(values["plot"], result.charts)
-    _print(mode, values["json"], result)
-
-
-def _print(mode: Mode, as_json: bool, result: Result) -> None:
-    from forerun.cli.simulation_view import report, show
-
-    if as_json:
-        print_json(report(mode, result))
-    else:
-        show(result)
+    give(result, values)
 
 
 def _sweep(ctx: click.Context, values: dict[str, Any]) -> Result:

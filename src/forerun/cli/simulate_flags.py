@@ -12,7 +12,7 @@ from forerun.cli.config import config_option
 from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name
-from forerun.cli.plot import plot_option
+from forerun.cli.results import plot_option
 from forerun.options import check
 from forerun.simulation.devices import DEVICES, PRECISIONS
 from forerun.simulation.shapes import SHAPES

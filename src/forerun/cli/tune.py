@@ -165,9 +165,9 @@ def _model(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
-    from forerun.cli.simulation_view import show
     from forerun.report.result import Result
     from forerun.report.table import long_table
+    from forerun.report.terminal import show
     from forerun.tuning.words import contexts_in_words, verdict
 
     tables = []
@@ -177,7 +177,7 @@ def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
             f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
         )
         tables.append(long_table(title, _columns(), rows))
-    show(Result({}, [], tables, []))
+    show(Result(tables=tables))
     sizes = settings.batch_sizes
     lines = [*verdict(tuning, sizes), *contexts_in_words(tuning, sizes)]
     for line in [*lines, *_advice(settings, tuning, records)]:

@@ -1,13 +1,25 @@
-"""Results of commands: rows for `--json`, tables for people, charts for `--plot`."""
+"""Results of commands, as all writers take them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.report.chart import Chart
-from forerun.report.table import Row, Table
+from forerun.report.table import MEANINGS, Mark, Row, Table
+
+
+class Sentence(NamedTuple):
+    """A sentence for people, with lines that explain it.
+
+    Args:
+        style: style in a terminal, as rich names it.
+    """
+
+    text: str
+    details: Sequence[str] = ()
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -15,21 +27,52 @@ class Result:
     """Result of a command.
 
     Args:
+        mode: which question it answers, for `--json`.
         settings: all options, defaults included.
         rows: one flat object per setting.
         tables, charts: the rows in readable form.
         facts: values that apply to all rows.
         notes: sentences for people, besides the result.
         answers: sentences for people that are the result.
+        endings: sentences below the tables.
+        content: the object of `--json` where it is another than mode, settings, answers, facts and rows.
+        exit_code: exit code of the command.
     """
 
-    settings: Mapping[str, Any]
-    rows: Sequence[Row]
-    tables: Sequence[Table]
-    charts: Sequence[Chart]
+    mode: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Row] = ()
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    answers: Sequence[str] = ()
+    answers: Sequence[str | Sentence] = ()
+    endings: Sequence[str | Sentence] = ()
+    content: Mapping[str, Any] | None = None
+    exit_code: int = 0
+
+    @property
+    def legend(self) -> list[str]:
+        """Meanings of the marks in the tables."""
+        marks = {cell.mark for table in self.tables for row in table.rows for cell in row}
+        return [f"{mark} {MEANINGS[mark]}" for mark in Mark if mark and mark in marks]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object of `--json`, without versions and hardware."""
+        if self.content is not None:
+            return dict(self.content)
+        return {
+            "mode": self.mode,
+            "settings": dict(self.settings),
+            **({"answers": list(self.answers)} if self.answers else {}),
+            **self.facts,
+            "rows": [dict(row) for row in self.rows],
+        }
+
+
+def as_sentence(text: str | Sentence) -> Sentence:
+    """A sentence, which a text is without details and style."""
+    return Sentence(text) if isinstance(text, str) else text
 
 
 def settings_of(request: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables as people read them: with lines and colours in a terminal, as aligned text in a pipe."""
+"""Results as people read them: with lines and colours in a terminal, as aligned text in a pipe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from forerun.report.result import Result, Sentence, as_sentence
 from forerun.report.table import Mark, Table
 
 if TYPE_CHECKING:
@@ -39,18 +40,54 @@ def as_text(table: Table) -> str:
     return "\n".join([table.title, *aligned, *table.notes])
 
 
-def show_tables(tables: Sequence[Table]) -> None:
-    """Print tables to standard output, as it is a terminal or a pipe."""
-    if not sys.stdout.isatty():
-        print("\n\n".join(map(as_text, tables)))
-        return
-    for table in tables:
-        _show_in_terminal(table)
+def show(result: Result) -> None:
+    """Write answers, tables and endings to standard output; what marks mean, and notes, to standard error."""
+    terminal = sys.stdout.isatty()
+    if hasattr(sys.stdout, "reconfigure"):
+        # Text in a pipe is UTF-8 whatever the locale.
+        sys.stdout.reconfigure(**({"errors": "replace"} if terminal else {"encoding": "utf-8"}))
+    if terminal:
+        _show_in_terminal(result)
+    else:
+        said = ["\n".join(map(_text, part)) for part in (result.answers, result.endings)]
+        parts = [said[0], *map(as_text, result.tables), said[1]]
+        print("\n\n".join(filter(None, parts)), flush=True)
+    if result.legend:
+        print(", ".join(result.legend), file=sys.stderr)
+    for note in result.notes:
+        print(f"forerun: {note}", file=sys.stderr)
 
 
-def _show_in_terminal(table: Table) -> None:
+def _text(sentence: str | Sentence) -> str:
+    text, details, _ = as_sentence(sentence)
+    return "\n".join([text, *(f"  {line}" for line in details)])
+
+
+def _show_in_terminal(result: Result) -> None:
+    _say(result.answers)
+    if result.answers and result.tables:
+        print()
+    for table in result.tables:
+        _show_table(table)
+    _say(result.endings)
+
+
+def _say(sentences: Sequence[str | Sentence]) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for text, details, style in map(as_sentence, sentences):
+        console.print(Text(text, style))
+        for line in details:
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
+
+
+def _show_table(table: Table) -> None:
     from rich.console import Console, ConsoleDimensions
     from rich.measure import Measurement
+    from rich.text import Text
 
     console = Console(highlight=False)
     terminal = console.width
@@ -70,7 +107,7 @@ def _show_in_terminal(table: Table) -> None:
     console.print(table.title, style="italic", markup=False, soft_wrap=True)
     console.print(grid)
     for note in table.notes:
-        console.print(note, markup=False)
+        console.print(Text(note))
 
 
 def _grid(table: Table, space: str, slash: str, padding: int, no_wrap: bool = True) -> Grid:

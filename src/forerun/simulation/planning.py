@@ -66,7 +66,8 @@ def plan(request: Request) -> Result:
         "losing_batches": losses,
     }
     notes = [FREE_DRAFTS] if setup.free_drafts else []
-    return Result(settings_of(request), rows, tables, [gains_chart(request, setup)], facts, notes)
+    charts = [gains_chart(request, setup)]
+    return Result("plan", settings_of(request), rows, tables, charts, facts, notes)
 
 
 def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def sweep(request: Request) -> Result:
     ]
     table = _wide_table(request, rows) if request.rounds is None else _long_table(rows)
     settings = settings_of(request) | {"level": LEVEL}
-    return Result(settings, rows, [table], charts(request))
+    return Result("sweep", settings, rows, [table], charts(request))
 
 
 def _rows(request: Request, acceptance: float, ratio: float) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def simulate_text(request: Request, content: str) -> Result:
     ]
     settings = settings_of(request) | {"level": LEVEL}
     facts = {"characters": len(content), "vocab_size": target.vocab_size}
-    return Result(settings, rows, [_table(rows)], [_chart(request, rows)], facts)
+    return Result("text", settings, rows, [_table(rows)], [_chart(request, rows)], facts)
 
 
 def _cached(model: NgramModel, order: int) -> LanguageModel:

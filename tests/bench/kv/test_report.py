@@ -31,7 +31,7 @@ def row(setting: str, **changes: Any) -> Row:
 
 
 def answers(*rows: Row) -> list[str]:
-    return list(report_of(rows, {}, {}).answers)
+    return list(map(str, report_of(rows, {}, {}).answers))
 
 
 def test_the_smallest_of_the_good_settings_is_named() -> None:

@@ -26,6 +26,7 @@ def report_of(rows: Sequence[Row], settings: Mapping[str, Any], facts: Mapping[s
         facts: what applies to all rows.
     """
     return Result(
+        mode="kv",
         settings=settings,
         rows=[asdict(row) for row in rows],
         tables=list(_tables(rows)),

@@ -25,6 +25,7 @@ def report_of(roofline: Roofline, settings: dict[str, object]) -> Result:
         settings: all options, for `--json`.
     """
     return Result(
+        mode=roofline.mode,
         settings=settings,
         rows=[asdict(row) for row in roofline.rows],
         tables=list(_tables(roofline)),

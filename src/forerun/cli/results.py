@@ -1,0 +1,75 @@
+"""Results of commands as their options ask for them: text or JSON, and the file of `--plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.machine import made_with, print_json
+from forerun.cli.options import Option
+from forerun.cli.param_types import FileName
+from forerun.cli.target_file import check_writable
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from forerun.report.result import Result
+
+# Options that say where a result goes, and are no settings.
+_WHERE = ("json", "plot", "config")
+
+
+def plot_option() -> Option:
+    """`--plot`."""
+    text = "Draw it too; needs forerun[plot]."
+    return Option("plot", "Other", type=FileName(), metavar="FILE.png", help=text)
+
+
+def check_plot(file: str | None) -> None:
+    """Check that a chart can be drawn and written, if one is asked for.
+
+    Raises:
+        ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
+    """
+    if file is None:
+        return
+    from forerun.report.plot import FORMATS, format_of
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
+    if format_of(file) not in FORMATS:
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ConfigError(f"--plot is {file}; give a file name that ends in one of {kinds}.")
+    check_writable("--plot", file)
+
+
+def settings_in(values: Mapping[str, Any], *unused: str) -> dict[str, Any]:
+    """Values of the options that count, for `--json`."""
+    return {name: value for name, value in values.items() if name not in (*_WHERE, *unused)}
+
+
+def give(result: Result, values: Mapping[str, Any], device: torch.device | None = None) -> int:
+    """Draw a result if a plot is asked for, then print it; the exit code.
+
+    Args:
+        device: of the model; None for a command that runs none.
+
+    Raises:
+        ConfigError: where the plot cannot be written.
+    """
+    if values.get("plot") is not None:
+        from forerun.report.plot import draw
+
+        draw(values["plot"], result.charts)
+        click.echo(f"forerun: drawn to {values['plot']}", err=True)
+    if values["json"]:
+        print_json({**made_with(device), **result.as_dict()})
+    else:
+        from forerun.report.terminal import show
+
+        show(result)
+    return result.exit_code
