@@ -391,7 +391,7 @@ def test_training_begins_with_the_weights_of_a_head(
 
 
 @pytest.mark.parametrize(
-    ("count", "message"), [(0, "no conversation is left"), (1, "too few: some are held out")]
+    ("count", "message"), [(0, "no conversation is there"), (1, "too few: some are held out")]
 )
 def test_data_that_is_too_little(
     targets: dict[str, str], tmp_path: Path, count: int, message: str
