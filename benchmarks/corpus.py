@@ -25,10 +25,11 @@ from benchmarks.cold_homes import empty_home
 from forerun.bench.prompts import Preparation
 from forerun.bench.rows import loops
 from forerun.bench.runs import Prompt
-from forerun.bench.workloads import built_in, in_turns, read_workload
+from forerun.bench.workloads import built_in
 from forerun.compare.paired import Pair, run_pair, warming_up
 from forerun.engine.engine import Engine
 from forerun.measure.intervals import median
+from forerun.measure.questions import in_turns, read_questions
 from forerun.models.once import loading_once
 from forerun.params import SamplingParams
 
@@ -121,7 +122,7 @@ def _warm_up(both: tuple[Engine, Engine], prompt: Prompt) -> None:
 
 
 def _report(options: argparse.Namespace, home: Path) -> None:
-    questions = read_workload(options.prompts) if options.prompts else built_in()
+    questions = read_questions(options.prompts) if options.prompts else built_in()
     with forerun.load(options.model, False) as plain:
         params = SamplingParams(max_tokens=options.max_tokens)
         prompts = Preparation(plain, params).prepare(in_turns(questions, options.limit)).prompts

@@ -29,19 +29,18 @@ from forerun.bench.rows import ROWS, Row
 from forerun.bench.session import Session
 from forerun.bench.settings import COLD, DEFAULT, Axes, Setting, cross, method_of
 from forerun.bench.summary import ALL, Cell, rate
-from forerun.bench.workloads import in_turns, read_workload
 from forerun.cli.bars import bars
 from forerun.cli.machine import made_with
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.pairs import choose
 from forerun.heads import kind_at
 from forerun.measure.ledger import Ledger
+from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.once import loading_once
 from forerun.models.zoo import packaged_head, packaged_path, zoo_path
 from forerun.params import SamplingParams
-from forerun.training.questions import Question
 
 SOURCE, HEAD = "smollm2", "eagle3"
 WORK = Path("build/deep-target")
@@ -135,7 +134,7 @@ def measure(deep: Deep, options: argparse.Namespace) -> tuple[Report, dict[str, 
 
 def _questions(options: argparse.Namespace) -> list[Question]:
     """The first turns: later ones are longer prompts about the same."""
-    read = read_workload(options.questions, by_file=True)
+    read = read_questions(options.questions, by_file=True)
     first = [replace(question, turns=question.turns[:1]) for question in read]
     return in_turns(first, options.num_questions)
 

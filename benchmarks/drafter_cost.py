@@ -44,13 +44,12 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from forerun.drafters.token_recycling import RANK_SHARES, TokenRecyclingDrafter
 from forerun.models import Checkpoint
-from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
+from forerun.proof.prompts import held_out_prompts
 from forerun.randomness import Randomness
 from forerun.trees.growth import grow, start
 from forerun.trees.host import grow_on_host
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
-from recipes.heldout import load_prompts
 
 CHAIN = Plan(16)
 TREE = Plan(16, num_nodes=64)
@@ -97,8 +96,7 @@ def encoded_modules() -> Iterator[list[int]]:
 def texts(num_tokens: int) -> dict[str, list[int]]:
     """Token ids of each text: `num_tokens`, and more for the turns."""
     tokenizer = Checkpoint.open("zoo").tokenizer.backend_tokenizer
-    prompts = [module.prompt for module in load_prompts(zoo_path().parent / "heldout.jsonl")]
-    pieces = [tokenizer.encode(prompt).ids for prompt in prompts]
+    pieces = [tokenizer.encode(prompt).ids for prompt in held_out_prompts()]
     wanted = num_tokens + num_tokens // 10
     return {
         "held-out prompts": _fill(_varied(pieces), wanted),

@@ -21,9 +21,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.measure import intervals
 from forerun.models.cpu.threads import threads_in_use
-from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
-from recipes.heldout import load_prompts
+from forerun.proof.prompts import held_out_prompts
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    held_out = load_prompts(zoo_path().parent / "heldout.jsonl")[: options.prompts]
-    prompts = [prompt.prompt for prompt in held_out]
+    prompts = held_out_prompts()[: options.prompts]
     rows = []
     for method in options.methods:
         config = SpeculativeConfig(

@@ -24,8 +24,8 @@ from forerun.core import Batch
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
-from forerun.models.zoo import ZOO_MODELS, zoo_path
-from recipes.heldout import load_prompts
+from forerun.models.zoo import ZOO_MODELS
+from forerun.proof.prompts import held_out_prompts
 
 LONGEST = 1024
 # Questions of each set.
@@ -111,7 +111,7 @@ def held_out(name: str, count: int | None) -> tuple[list[list[int]], int]:
     """Token ids of the first `count` texts for a model, and the bytes that are scored."""
     tokenizer: Any = Checkpoint.open(name).tokenizer
     if name in ZOO_MODELS:
-        prompts = [text.prompt for text in load_prompts(zoo_path().parent / "heldout.jsonl")]
+        prompts = held_out_prompts()
     else:
         prompts = [q.turns[0] for category in SETS for q in load_questions(category, EACH)]
     texts = [tokenizer.encode(prompt)[:LONGEST] for prompt in prompts[:count]]

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from forerun.errors import UnknownNameError
 from forerun.files import write_text
+from forerun.measure.questions import Question, read_questions
 from forerun.models.zoo import zoo_path
 from forerun.options import check
-from forerun.training.questions import Question, read_questions
-from recipes.heldout import load_prompts
 
 SETS = ("humaneval", "gsm8k", "mt_bench")
 
@@ -51,17 +51,13 @@ def write_questions(folder: Path) -> None:
         write_text(folder / f"{category}.jsonl", "\n".join(lines) + "\n")
 
 
-def _question(module_id: str, category: str, text: str, prediction: str = "") -> Question:
-    return Question((text,), category, category, question_id=module_id, prediction=prediction)
-
-
 def _held_out(category: str) -> list[Question]:
-    prompts = load_prompts(zoo_path().parent / "heldout.jsonl")
-    return [_question(prompt.prompt_id, category, prompt.prompt) for prompt in prompts]
+    read = read_questions([zoo_path().parent / "heldout.jsonl"])
+    return [replace(question, category=category, source=category) for question in read]
 
 
 def _question_set(category: str) -> list[Question]:
-    return read_questions(zoo_path().parent / "questions" / f"{category}.jsonl")
+    return read_questions([zoo_path().parent / "questions" / f"{category}.jsonl"])
 
 
 def _edits(category: str) -> list[Question]:
@@ -69,8 +65,8 @@ def _edits(category: str) -> list[Question]:
     copies the rest, but for the edited lines."""
     random = np.random.default_rng(0)
     questions = []
-    for module in load_prompts(zoo_path().parent / "heldout.jsonl"):
-        lines = module.prompt.splitlines(keepends=True)
+    for question in _held_out(category):
+        lines = question.opening.splitlines(keepends=True)
         if len(lines) < 16:
             continue
         edited = list(lines)
@@ -78,7 +74,7 @@ def _edits(category: str) -> list[Question]:
             edited[at] = edited[at].replace("self", "this").replace("=", " = ").replace("(", "( ")
         head = "".join(lines[:4])
         prompt = f"# before\n{''.join(edited)}\n# after\n{head}"
-        questions.append(_question(module.prompt_id, category, prompt, "".join(edited[4:])))
+        questions.append(replace(question, turns=(prompt,), prediction="".join(edited[4:])))
     return questions
 
 
@@ -86,17 +82,17 @@ def _quotes(category: str) -> list[Question]:
     """A held-out module, and a docstring that begins to quote from its middle."""
     random = np.random.default_rng(1)
     questions = []
-    for module in load_prompts(zoo_path().parent / "heldout.jsonl"):
-        lines = module.prompt.splitlines(keepends=True)
+    for question in _held_out(category):
+        lines = question.opening.splitlines(keepends=True)
         if len(lines) < 12:
             continue
         start = int(random.integers(1, len(lines) // 2))
         quoted = "".join(f"    > {line}" for line in lines[start : start + 2])
         prompt = (
-            f'{module.prompt}\n\ndef summary():\n    """Quotes the code above.\n\n{quoted}    > '
+            f'{question.opening}\n\ndef summary():\n    """Quotes the code above.\n\n{quoted}    > '
         )
         rest = "    > ".join(lines[start + 2 :])
-        questions.append(_question(module.prompt_id, category, prompt, rest))
+        questions.append(replace(question, turns=(prompt,), prediction=rest))
     return questions
 
 

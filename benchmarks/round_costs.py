@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.core import Stats, Tree
 from forerun.engine.engine import Engine
-from forerun.training.questions import Question
+from forerun.measure.questions import Question
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128)

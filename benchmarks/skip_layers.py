@@ -31,13 +31,13 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.errors import ConfigError
+from forerun.measure.questions import read_questions
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.running import prefill
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.theory.formulas import expected_tokens, speedup
-from recipes.heldout import load_prompts
 
 LONGEST = 10
 REPEATS = 60
@@ -251,14 +251,14 @@ def make(options: argparse.Namespace) -> tuple[Bench, list[list[int]]]:
     if engine.target.num_layers < 2:
         raise ConfigError(f"{engine.target.name} has one layer; give a model with more.")
     path = options.prompt_file or zoo_path().parent / "heldout.jsonl"
-    prompts = load_prompts(path)[: options.prompts + options.final_prompts]
+    prompts = read_questions([path])[: options.prompts + options.final_prompts]
     if len(prompts) <= options.prompts:
         raise ConfigError(
             f"{path} has {len(prompts)} prompts, which leaves no prompt for the comparison; "
             "give fewer --prompts."
         )
     assert engine.tokenizer is not None
-    texts = [list(engine.tokenizer.encode(prompt.prompt)) for prompt in prompts]
+    texts = [list(engine.tokenizer.encode(prompt.opening)) for prompt in prompts]
     params = SamplingParams(
         temperature=options.temperature, max_tokens=options.max_tokens, seed=0, ignore_eos=True
     )
@@ -272,7 +272,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--model", default="zoo")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--prompt-file", type=Path, help="prompts as in the zoo's heldout.jsonl")
+    parser.add_argument("--prompt-file", type=Path, help="questions as `forerun bench` takes them")
     parser.add_argument("--prompts", type=int, default=8, help="to calibrate on")
     parser.add_argument("--final-prompts", type=int, default=20, help="to compare the best on")
     parser.add_argument("--max-tokens", type=int, default=64)

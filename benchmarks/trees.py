@@ -30,8 +30,8 @@ from forerun.engine.pairs import choose
 from forerun.files import write_text
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval
+from forerun.measure.questions import Question, read_questions
 from forerun.params import SamplingParams
-from forerun.training.questions import Question, read_questions
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 
 RANKS = 8
@@ -247,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if options.questions is not None:
-        questions = read_questions(options.questions)[: options.prompts]
+        questions = read_questions([options.questions])[: options.prompts]
     else:
         sets = [load_questions(name, options.prompts) for name in options.categories]
         questions = [question for group in zip(*sets, strict=False) for question in group]

@@ -58,10 +58,6 @@ def save_prompts(path: Path, prompts: Sequence[HeldOutPrompt]) -> None:
     write_text(path, "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts))
 
 
-def load_prompts(path: Path) -> list[HeldOutPrompt]:
-    return [HeldOutPrompt(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
-
-
 def parses_but_for_its_end(source: str) -> bool:
     """Whether `source` is Python once its last statement, which may be unfinished, is cut off.
 

@@ -17,8 +17,8 @@ from forerun.core import Batch, FinishReason
 from forerun.models import Checkpoint
 from forerun.models.zoo import zoo_path
 from forerun.proof.effort import PARTS, Effort
+from forerun.proof.prompts import held_out_prompts
 from forerun.proof.proof import prove
-from recipes.heldout import load_prompts
 from tests.helpers.gguf_files import read_by_transformers
 
 pytestmark = pytest.mark.zoo
@@ -29,7 +29,7 @@ GREEDY = forerun.SamplingParams(temperature=0, max_tokens=48)
 
 @pytest.fixture(scope="module")
 def prompts() -> list[str]:
-    return [prompt.prompt for prompt in load_prompts(zoo_path().parent / "heldout.jsonl")]
+    return held_out_prompts()
 
 
 @pytest.fixture(scope="module")

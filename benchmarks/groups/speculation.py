@@ -12,7 +12,7 @@ from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
 from forerun.bench.peers.process import RemoteEngine
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.zoo import zoo_path
-from recipes.heldout import load_prompts
+from forerun.proof.prompts import held_out_prompts
 
 GROUP = 4
 SHARE = 0.9
@@ -60,8 +60,8 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 def _task(setting: Setting) -> Task:
     tokenizer = Checkpoint.open("zoo").tokenizer
-    prompts = load_prompts(zoo_path().parent / "heldout.jsonl")[: setting.pick(20, 4)]
-    ids = [tokenizer.encode(prompt.prompt)[:MOST_PROMPT] for prompt in prompts]
+    prompts = held_out_prompts()[: setting.pick(20, 4)]
+    ids = [tokenizer.encode(prompt)[:MOST_PROMPT] for prompt in prompts]
     return Task(ids, setting.pick(128, 64))
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.questions import CATEGORIES, load_questions, write_questions
 from benchmarks.rule_pairs import RulePairs, accepted
-from forerun.bench.workloads import read_workload
 from forerun.core import Draft, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.measure.questions import read_questions
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.verification import verify_one
@@ -33,7 +33,7 @@ def test_every_category_has_prompts(category: str) -> None:
 @pytest.mark.zoo
 def test_prompts_are_written_for_the_command(tmp_path: Path) -> None:
     write_questions(tmp_path)
-    read = read_workload([tmp_path])
+    read = read_questions([tmp_path])
     assert {question.category for question in read} == set(CATEGORIES)
     of_edits = [question for question in read if question.category == "edits"]
     assert [q.prediction for q in of_edits] == [

@@ -199,9 +199,9 @@ def test_an_approximation_is_named_and_ends_with_one(
         (b"\n\n", "is empty"),
         (b"\xff\xfe", "not UTF-8"),
         (b'{"prompt": "a"}\n{broken', "line 2 is not JSON"),
-        (b'{"other": 1}', "holds no prompt"),
-        (b'{"turns": []}', "holds no prompt"),
-        (b'"ok"\n7', "line 2 holds no prompt"),
+        (b'{"other": 1}', "holds no question"),
+        (b'{"turns": []}', "holds no question"),
+        (b'"ok"\n7', "line 2 is no object"),
     ],
 )
 def test_files_that_hold_no_prompts(cli: Cli, write: Write, content: bytes, words: str) -> None:

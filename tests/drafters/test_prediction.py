@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from forerun.core import NO_DRAFT, Draft, Hints, Plan, Request
 from forerun.drafters.prediction import PredictionDrafter
-from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
+from forerun.proof.prompts import held_out_prompts
 from forerun.randomness import Randomness
-from recipes.heldout import load_prompts
 
 CHAIN = Plan(16)
 TREE = Plan(16, num_nodes=24)
@@ -173,7 +172,7 @@ def test_a_tree_goes_on_from_several_places() -> None:
 def test_nine_lines_of_ten_give_six_tokens_a_round(plan: Plan) -> None:
     """Over held-out Python, in words and marks as tokens; every tenth line was expected otherwise."""
     source = random.Random(0)
-    prompts = [one.prompt for one in load_prompts(zoo_path().parent / "heldout.jsonl")]
+    prompts = held_out_prompts()
     words = re.findall(r"\w+", " ".join(prompts))
     ids: dict[str, int] = {}
     emitted: list[int] = []

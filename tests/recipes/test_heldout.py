@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from forerun.measure.questions import read_questions
 from recipes.corpus import Module
 from recipes.heldout import (
     cut_prompts,
-    load_prompts,
     parses_but_for_its_end,
     save_prompts,
 )
@@ -24,7 +24,8 @@ def test_prompts_begin_at_definitions_and_spread_over_modules(tmp_path: Path) ->
     assert all(prompt.prompt.endswith("\n") for prompt in prompts)
     assert prompts == cut_prompts([Module("a.py", text), Module("b.py", text)], 6)
     save_prompts(tmp_path / "prompts.jsonl", prompts)
-    assert load_prompts(tmp_path / "prompts.jsonl") == prompts
+    read = read_questions([tmp_path / "prompts.jsonl"])
+    assert [(q.question_id, q.opening) for q in read] == [(p.prompt_id, p.prompt) for p in prompts]
 
 
 @pytest.mark.parametrize(

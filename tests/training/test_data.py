@@ -11,10 +11,10 @@ import pytest
 
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, ForerunError, PromptError, TrainingError
+from forerun.measure.questions import Question
 from forerun.progress import watched_by
 from forerun.testing import ToyModel
 from forerun.training.data import DataRun, Summary
-from forerun.training.questions import Question
 from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 from tests.helpers.toy_chat import END, MARKS, WORDS, toy_engine, toy_tokenizer

@@ -15,10 +15,10 @@ from forerun.bench.settings import Setting
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.files import CACHE_VARIABLE
+from forerun.measure.questions import Question
 from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.progress import report
-from forerun.training.questions import Question
 
 # Caches are allocated in steps of this many tokens.
 _STEP = 64

@@ -10,9 +10,9 @@ from forerun.bench.runs import Prompt, run_plain
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.engine.engine import Engine
 from forerun.errors import PromptError
+from forerun.measure.questions import Question
 from forerun.params import SamplingParams
 from forerun.progress import report
-from forerun.training.questions import Question
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import click
 
 from forerun.bench.peers import PEERS
 from forerun.bench.settings import Axes, Crossed, cross, likely_methods
-from forerun.bench.workloads import built_in, in_turns, read_workload
+from forerun.bench.workloads import built_in
 from forerun.cli.asked import add_method_options, open_checkpoint, sampling_params
 from forerun.cli.bench_flags import bench_options
 from forerun.cli.options import Command, given, warn
@@ -17,11 +17,12 @@ from forerun.cli.quiet import quiet_libraries
 from forerun.cli.target_file import check_writable, write_file
 from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.errors import ConfigError, PromptError, UnknownNameError
+from forerun.measure.questions import in_turns, read_questions
 from forerun.options import changes, pick
 
 if TYPE_CHECKING:
     from forerun.cli.bench_run import BenchRun
-    from forerun.training.questions import Question
+    from forerun.measure.questions import Question
 
 DEFECT_FOUND = 1
 
@@ -74,7 +75,7 @@ def _questions(values: Mapping[str, Any]) -> list[Question]:
         return in_turns(built_in(values["workloads"]), values["limit"])
     bad: list[PromptError] = []
     on_bad = bad.append if values["skip_bad"] else None
-    questions = read_workload(values["prompts"], on_bad, by_file=values["by_file"])
+    questions = read_questions(values["prompts"], on_bad, by_file=values["by_file"])
     if bad:
         lines = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
         warn(f"{lines} no question and left out: {bad[0]}")

@@ -13,6 +13,7 @@ from forerun.cli.flags import (
     json_option,
     kv_dtype_option,
     model_options,
+    questions_option,
     system_option,
     template_var_option,
 )
@@ -52,14 +53,7 @@ def bench_options() -> list[click.Parameter]:
 def _workload_options() -> list[Option]:
     section = "Workload"
     return [
-        Option(
-            "prompts",
-            section,
-            type=FileName(),
-            multiple=True,
-            help="JSON lines (turns, messages, prompt; also .gz), text with a prompt a line, or a folder of "
-            "such files and of texts that are a prompt each. Repeatable.",
-        ),
+        questions_option("prompts", section, "Your prompts"),
         Option(
             "workloads",
             section,

@@ -27,12 +27,12 @@ from forerun.engine.engine import Engine
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import printable
 from forerun.measure.ledger import Ledger
+from forerun.measure.questions import Question
 from forerun.models import Checkpoint
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.once import loading_once
 from forerun.models.placement import Placement
 from forerun.params import SamplingParams
-from forerun.training.questions import Question
 
 
 @dataclass

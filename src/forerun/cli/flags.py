@@ -121,6 +121,18 @@ def system_option() -> Option:
     return Option("system", "Prompt", type=Whole(), help="A system message before the others.")
 
 
+def questions_option(name: str, section: str, what: str, more: str = "") -> Option:
+    """Option for files of questions; `what` begins the help, `more` ends it."""
+    return Option(
+        name,
+        section,
+        type=FileName(),
+        multiple=True,
+        help=f"{what}: JSON lines (turns, messages, prompt, question or text; also .gz), text with one a "
+        f"line, or a folder of such files and of texts that are one each. Repeatable. {more}".strip(),
+    )
+
+
 def template_var_option() -> Option:
     """`--template-var`."""
     return Option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,11 +54,12 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
 
 
 def _read_texts(values: dict[str, Any]) -> list[str]:
+    from forerun.measure.questions import read_questions
     from forerun.models.zoo import is_zoo
-    from forerun.proof.prompts import held_out_prompts, read_prompts
+    from forerun.proof.prompts import held_out_prompts
 
-    if values["prompts"] is not None:
-        return read_prompts(Path(values["prompts"]))
+    if values["prompts"]:
+        return [question.opening for question in read_questions(values["prompts"])]
     try:
         return held_out_prompts()
     except CheckpointError as error:
@@ -148,7 +148,7 @@ def _settings(
         "revision": values["revision"],
         "dtype": engine.target.precision,
         "kv_dtype": values["kv_dtype"],
-        "prompts": values["prompts"] or "held-out prompts of the zoo",
+        "prompts": ", ".join(values["prompts"]) or "held-out prompts of the zoo",
         "num_prompts": num_prompts,
         "prompt_tokens": values["prompt_tokens"],
         "batch_size": values["batch_size"],

@@ -6,7 +6,13 @@ import click
 
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived, speculation_options
-from forerun.cli.flags import AT_LEAST_ONE, cache_options, json_option, model_options
+from forerun.cli.flags import (
+    AT_LEAST_ONE,
+    cache_options,
+    json_option,
+    model_options,
+    questions_option,
+)
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
 from forerun.engine.compatibility import EngineSettings
@@ -36,12 +42,11 @@ def prove_options() -> list[click.Parameter]:
 def _proof_options() -> list[Option]:
     section = "Proof"
     return [
-        Option(
+        questions_option(
             "prompts",
             section,
-            type=FileName(),
-            help="Your prompts: JSON lines with a prompt (or turns), or a prompt a line. Left out: the "
-            "zoo's held-out prompts.",
+            "Your prompts, the first turns without a template",
+            "Left out, the zoo's held-out prompts.",
         ),
         Option(
             "certificate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from forerun.cli.flags import (
     AT_LEAST_ONE,
     json_option,
     model_options,
+    questions_option,
     system_option,
     template_var_option,
 )
@@ -32,7 +33,6 @@ from forerun.training.settings import DataSettings
 
 if TYPE_CHECKING:
     from forerun.training.data import DataRun, Summary
-    from forerun.training.questions import Question
 
 BATCH_SIZE = 32
 # Tokens of a prompt and its answer, where the model has as many.
@@ -113,17 +113,12 @@ def _one_model(ctx: click.Context, values: dict[str, Any]) -> None:
         values["model"] = name
 
 
-def _read(files: Sequence[str]) -> list[Question]:
-    from forerun.training.questions import read_questions
-
-    return [question for file in files for question in read_questions(file)]
-
-
 def _open(values: dict[str, Any], output: str) -> DataRun:
+    from forerun.measure.questions import read_questions
     from forerun.training.data import DataRun
 
-    questions = _read(values["questions"]) if values["questions"] else None
-    keep_out = _read(values["keep_out"])
+    questions = read_questions(values["questions"]) if values["questions"] else None
+    keep_out = read_questions(values["keep_out"])
     settings = pick(DataSettings, values)
     checkpoint = open_checkpoint(values)
     context = values["max_context"] or min(CONTEXT, checkpoint.summary.max_context)
@@ -199,20 +194,9 @@ def _options() -> list[click.Parameter]:
             type=FileName(),
             help="Where to write, and to go on; left out, MODEL-data.jsonl.",
         ),
-        Option(
-            "questions",
-            _SECTION,
-            type=FileName(),
-            multiple=True,
-            help="Answer the questions of this file: JSON lines with turns, messages, prompt, question or "
-            "text, or a question a line; also as .gz. Repeatable.",
-        ),
-        Option(
-            "keep_out",
-            _SECTION,
-            type=FileName(),
-            multiple=True,
-            help="Leave out what this file of questions asks, by text and by runs of words. Repeatable.",
+        questions_option("questions", _SECTION, "Questions to answer"),
+        questions_option(
+            "keep_out", _SECTION, "Questions to leave out, by text and by runs of words"
         ),
         *derived(DataSettings, _SECTION),
         Option(

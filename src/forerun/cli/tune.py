@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,13 @@ from forerun.cli.asked import open_checkpoint
 from forerun.cli.bars import bars
 from forerun.cli.config import config_option
 from forerun.cli.derived import derived
-from forerun.cli.flags import json_option, kv_dtype_option, model_options, system_option
+from forerun.cli.flags import (
+    json_option,
+    kv_dtype_option,
+    model_options,
+    questions_option,
+    system_option,
+)
 from forerun.cli.machine import print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
@@ -23,6 +29,7 @@ from forerun.params import SamplingParams
 from forerun.tuning.request import TuneSettings
 
 if TYPE_CHECKING:
+    from forerun.measure.questions import Question
     from forerun.models import Checkpoint
     from forerun.tuning.prediction import Prediction
     from forerun.tuning.records import Records
@@ -71,11 +78,10 @@ def _run(
     from forerun.bench.prompts import Preparation
     from forerun.cli.machine import hardware, versions
     from forerun.tuning.records import Records
-    from forerun.tuning.sample import read_sample
     from forerun.tuning.tune import default_candidates, tune, variants
     from forerun.tuning.workbench import Candidate, Workbench
 
-    sample = read_sample(values["prompts"], settings.num_prompts)
+    sample = _sample(values["prompts"], settings.num_prompts)
     placement = {name: values[name] for name in (*_PLACEMENT, "max_context")}
     sampling = {name: values[name] for name in _SAMPLING}
     params = SamplingParams(**sampling)
@@ -111,6 +117,18 @@ def _run(
         must_fit=bool(settings.methods),
     )
     return records, tuning
+
+
+def _sample(paths: Sequence[str], limit: int) -> list[Question]:
+    """First turns of questions, numbered, of all categories in turns."""
+    from forerun.bench.workloads import built_in
+    from forerun.measure.questions import in_turns, read_questions
+
+    questions = in_turns(read_questions(paths) if paths else built_in())
+    return [
+        replace(question, turns=question.turns[:1], question_id=str(number))
+        for number, question in enumerate(questions[:limit])
+    ]
 
 
 def _device(values: dict[str, Any], checkpoint: Checkpoint) -> Any:
@@ -217,13 +235,8 @@ def _columns() -> dict[str, Any]:
 
 def _options() -> list[click.Parameter]:
     return [
-        Option(
-            "prompts",
-            "Prompts",
-            type=FileName(),
-            multiple=True,
-            help="A sample of your prompts: one a line, or JSON lines with turns, messages, prompt, question "
-            "or text, also as .gz; or a folder of such files. Repeatable. Left out, small built-in ones.",
+        questions_option(
+            "prompts", "Prompts", "A sample of your prompts", "Left out, small built-in ones."
         ),
         system_option(),
         *derived(TuneSettings, _SECTION),

@@ -17,10 +17,10 @@ from forerun.engine.chat import ChatTemplate, Message, encode_text
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.errors import PromptError
+from forerun.measure.questions import Question
 from forerun.params import SamplingParams
 from forerun.training.opening import Opening, asking, chat_opening, text_opening
 from forerun.training.overlap import KeptOut, Seen, normalized
-from forerun.training.questions import Question
 from forerun.training.records import Record
 from forerun.training.settings import DataSettings
 

@@ -20,10 +20,10 @@ from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, TrainingError
 from forerun.measure.ledger import Ledger
+from forerun.measure.questions import Question
 from forerun.progress import report
 from forerun.training.answering import Answering, Conversation
 from forerun.training.overlap import KeptOut, Seen
-from forerun.training.questions import Question
 from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 

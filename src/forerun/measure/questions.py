@@ -1,23 +1,26 @@
-"""Reads files of questions, to answer or to keep out of training."""
+"""Questions, and the one reader of their files: every command takes the same ones."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from forerun.engine.chat import check_messages, text_of
 from forerun.errors import PromptError
-from forerun.files import parse_json, printable, read_text
+from forerun.files import parse_json, printable, read_text, reason
 
 # Sets of a million questions are large files.
 MOST_BYTES = 2**31
 # Keys that question sets use for a single text.
 _KEYS = ("prompt", "question", "text")
 _READ = ("system", "user", "assistant")
+_LINES = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -44,31 +47,87 @@ class Question:
     def text(self) -> str:
         return "\n".join(self.turns)
 
+    @property
+    def opening(self) -> str:
+        """System message and first turn as plain text, without a chat template."""
+        return "\n\n".join(filter(None, (self.system, self.turns[0])))
+
 
 def read_questions(
-    path: str | os.PathLike[str], on_bad: Callable[[PromptError], None] | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    on_bad: Callable[[PromptError], None] | None = None,
+    *,
+    by_file: bool = False,
 ) -> list[Question]:
-    """Read the questions of a UTF-8 file, unpacked if its name ends in `.gz`.
+    """Read the questions of UTF-8 files and folders; files whose name ends in `.gz` are unpacked.
 
     In `.jsonl`, every line is a string, or an object with `turns`, `messages`, `prompt`, `question` or
     `text`. An object may also hold a `category`, a `question_id` (or `task_id`) and a `prediction`.
     Assistant messages in `messages` are left out, because the model gives its own answers. In any other
-    file, every line is a question.
+    file, every line is a question. A folder stands for its `.jsonl` files, and for each of its other files
+    as a whole: one question, of the category that the folder is called.
 
     Args:
         on_bad: called with the error for an invalid line, which is then left out.
+        by_file: take the names of files for categories, or those of their folders where a file is called
+            `question` or `questions`.
 
     Raises:
-        PromptError: for an invalid line (names the file, the line and what is wrong), and for a file
-            without questions.
+        PromptError: for an invalid line (names the file, the line and what is wrong), and for files and
+            folders without questions.
     """
-    source = _stem(path)
+    questions: list[Question] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            questions += _of_file(path, on_bad, by_file)
+            continue
+        read = [
+            _of_file(file, on_bad, by_file)
+            if file.name.removesuffix(".gz").endswith(_LINES)
+            else _whole(file, path.name)
+            for file in _files_of(path)
+        ]
+        if not any(read):
+            raise PromptError(f"folder {printable(path)} holds no prompt; put files of text there.")
+        questions += (question for found in read for question in found)
+    return questions
+
+
+def in_turns(questions: Sequence[Question], limit: int | None = None) -> list[Question]:
+    """Order questions with their categories in turns, so that any beginning holds all of them alike.
+
+    The questions of a category have different ids afterwards.
+
+    Args:
+        limit: most questions of each category.
+    """
+    groups: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        groups[question.category].append(question)
+    for group in groups.values():
+        ids = [question.question_id for question in group]
+        if len(set(ids)) < len(ids):
+            group[:] = [
+                replace(question, question_id=f"{question.source}/{question.question_id}/{number}")
+                for number, question in enumerate(group)
+            ]
+    rows = zip_longest(*(group[:limit] for group in groups.values()))
+    return [question for row in rows for question in row if question is not None]
+
+
+def _of_file(
+    path: Path, on_bad: Callable[[PromptError], None] | None, by_file: bool
+) -> list[Question]:
+    """Questions of a file, at least one."""
+    name = path.name.removesuffix(".gz")
+    source = name.rpartition(".")[0] or path.name
     text = read_text(path, "question file", PromptError, most_bytes=MOST_BYTES)
-    lines = text.removeprefix("\ufeff").split("\n")
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if os.fspath(path).removesuffix(".gz").endswith(".jsonl"):
-        questions = []
-        for number, line in numbered:
+    questions = []
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        if not line.strip():
+            continue
+        read: Question | None = Question((line.strip(),), source, source)
+        if name.endswith(_LINES):
             try:
                 read = _of_json(line, f"{printable(path)}, line {number}", source)
             except PromptError as error:
@@ -76,20 +135,28 @@ def read_questions(
                     raise
                 on_bad(error)
                 continue
-            if read is not None:
-                questions.append(replace(read, question_id=read.question_id or str(number)))
-    else:
-        questions = [
-            Question((line.strip(),), source, source, question_id=str(number))
-            for number, line in numbered
-        ]
+        if read is not None:
+            questions.append(replace(read, question_id=read.question_id or str(number)))
     if not questions:
         raise PromptError(f"question file {printable(path)} is empty; give at least one question.")
+    if by_file:
+        category = path.name.partition(".")[0]
+        if category in ("question", "questions"):
+            category = path.absolute().parent.name
+        questions = [replace(question, category=category) for question in questions]
     return questions
 
 
-def _stem(path: str | os.PathLike[str]) -> str:
-    return PurePath(path).name.removesuffix(".gz").rpartition(".")[0] or PurePath(path).name
+def _whole(file: Path, category: str) -> list[Question]:
+    text = read_text(file, "prompt file", PromptError)
+    return [Question((text,), category, category, question_id=file.name)] if text.strip() else []
+
+
+def _files_of(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
+    except OSError as error:
+        raise PromptError(f"folder {printable(folder)} cannot be read: {reason(error)}.") from error
 
 
 def _of_json(line: str, where: str, source: str) -> Question | None:
