@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
@@ -21,15 +20,10 @@ from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_ca
 from forerun.diffusion.pipelines import open_pipeline
 from forerun.diffusion.quality import psnr
 from forerun.files import write_text
+from forerun.measure.turns import in_turns
 
 INTERVALS = (1, 2, 3, 4, 6)
 GATED = CFGCacheConfig(drift_bound=0.25, extrapolate=True)
-
-
-def seconds(task: Task, pipeline: Any) -> float:
-    started = perf_counter()
-    task.run(pipeline)
-    return perf_counter() - started
 
 
 def main() -> None:
@@ -60,17 +54,14 @@ def main() -> None:
 
             with caches():
                 images, counted = task.counted(pipeline, flops=True)
-            ratios = []
-            for _ in range(options.pairs):
-                plain = seconds(task, pipeline)
-                with caches():
-                    ratios.append(plain / seconds(task, pipeline))
+            plain = partial(task.run, pipeline)
+            turns = in_turns(plain, caches()(plain), options.pairs)
             rows.append(
                 {
                     "interval": interval,
                     "cfg_cache": None if guidance is None else asdict(guidance),
                     "operations": full.flops / counted.flops,
-                    "seconds": (statistics.median(ratios), min(ratios), max(ratios)),
+                    "seconds": (turns.ratio, turns.least, turns.most),
                     "psnr": asdict(psnr(images, reference)),
                 }
             )

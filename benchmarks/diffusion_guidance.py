@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
 from forerun.diffusion.pipelines import open_pipeline
 from forerun.diffusion.quality import psnr
 from forerun.files import write_text
+from forerun.measure.turns import in_turns
 
 INTERVALS = (2, 3, 4, 5, 6, 8, 12)
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
@@ -112,17 +112,12 @@ def at_equal_quality(rows: list[Row]) -> list[dict[str, Any]]:
 def seconds(pipeline: Any, task: Task, configs: list[CFGCacheConfig], rounds: int) -> list[Any]:
     """Seconds with and without each cache, in turns, and the median of their ratios."""
     found = []
-    task.run(pipeline)
+    run = partial(task.run, pipeline)
+    reference = run()
     for config in configs:
-        pairs = []
-        for _ in range(rounds):
-            started = time.perf_counter()
-            reference = task.run(pipeline)
-            between = time.perf_counter()
-            with apply_cfg_cache(pipeline, config) as cache:
-                samples = task.run(pipeline)
-            pairs.append((between - started, time.perf_counter() - between))
-        ratios = [plain / cached for plain, cached in pairs]
+        with apply_cfg_cache(pipeline, config) as cache:
+            samples = run()
+        turns = in_turns(run, partial(_cached, pipeline, task, config), rounds)
         found.append(
             {
                 "config": asdict(config),
@@ -130,15 +125,20 @@ def seconds(pipeline: Any, task: Task, configs: list[CFGCacheConfig], rounds: in
                 "steps": task.steps,
                 "evaluations": cache.factor,
                 "psnr": asdict(psnr(samples, reference)),
-                "seconds": statistics.median(plain for plain, _ in pairs),
-                "seconds_cached": statistics.median(cached for _, cached in pairs),
-                "ratio": statistics.median(ratios),
-                "ratio_low": min(ratios),
-                "ratio_high": max(ratios),
+                "seconds": turns.plain,
+                "seconds_cached": turns.other,
+                "ratio": turns.ratio,
+                "ratio_low": turns.least,
+                "ratio_high": turns.most,
             }
         )
         print(found[-1], flush=True)
     return found
+
+
+def _cached(pipeline: Any, task: Task, config: CFGCacheConfig) -> None:
+    with apply_cfg_cache(pipeline, config):
+        task.run(pipeline)
 
 
 def timed_configs() -> list[CFGCacheConfig]:

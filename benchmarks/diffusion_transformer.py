@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import diffusers
@@ -38,6 +36,7 @@ from forerun.diffusion.pipelines import label_embeds, open_pipeline
 from forerun.diffusion.quality import label_accuracy, psnr
 from forerun.diffusion.training import Trainer, TrainingSettings
 from forerun.files import write_text
+from forerun.measure.turns import in_turns
 from recipes.diffusion import encoded_set, image_drawer, image_loss
 from recipes.diffusion_models import (
     EMBEDDING,
@@ -219,11 +218,6 @@ class Sampling:
         result: Tensor = (images / 2.0 + 0.5).clamp(0.0, 1.0)
         return result
 
-    def seconds(self, pipeline: Any) -> float:
-        started = perf_counter()
-        self.run(pipeline)
-        return perf_counter() - started
-
 
 def compare(pipeline: Any, sampling: Sampling, pairs: int, part: str) -> Iterator[dict[str, Any]]:
     """Each way beside the full sampler: operations, seconds in turns, PSNR, labels that are found.
@@ -244,15 +238,12 @@ def compare(pipeline: Any, sampling: Sampling, pairs: int, part: str) -> Iterato
             continue
         with applied(pipeline, *way), count_evaluations(pipeline, flops=True) as counted:
             images = mine.run(pipeline)
-        ratios = []
-        for _ in range(pairs):
-            plain = sampling.seconds(pipeline)
-            with applied(pipeline, *way):
-                ratios.append(plain / mine.seconds(pipeline))
+        by_way = applied(pipeline, *way)(partial(mine.run, pipeline))
+        turns = in_turns(partial(sampling.run, pipeline), by_way, pairs)
         yield {
             "way": name,
             "operations": full.flops / counted.flops,
-            "seconds": (statistics.median(ratios), min(ratios), max(ratios)),
+            "seconds": (turns.ratio, turns.least, turns.most),
             "psnr": asdict(psnr(images, reference)),
             "labels": asdict(label_accuracy(classifier, images, sampling.labels)),
         }

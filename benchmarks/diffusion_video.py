@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from forerun.diffusion.quality import (
 from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
 from forerun.files import write_text
+from forerun.measure.turns import in_turns
 from recipes.digits import NUM_FRAMES, draw_clips, load_digits
 
 MAIN = VideoLatentCacheConfig(key_frames=5, refine_steps=8, finish_key_frames=False)
@@ -175,23 +175,18 @@ def seconds(pipeline: Any, task: Task, rounds: int) -> list[Any]:
     """Seconds with the full sampler and with key frames, in turns, and the median of their ratios."""
     found = []
     for name, config in timed_settings().items():
-        pairs = []
-        for _ in range(rounds + 1):
-            started = time.perf_counter()
-            task.run(pipeline)
-            between = time.perf_counter()
-            _, factor = cached(pipeline, task, config)
-            pairs.append((between - started, time.perf_counter() - between))
-        ratios = [plain / short for plain, short in pairs[1:]]
+        with_key_frames = partial(cached, pipeline, task, config)
+        _, factor = with_key_frames()
+        turns = in_turns(partial(task.run, pipeline), with_key_frames, rounds)
         row = {
             "name": name,
             "batch": task.count,
             "passes": factor,
-            "seconds": statistics.median(plain for plain, _ in pairs[1:]),
-            "seconds_cached": statistics.median(short for _, short in pairs[1:]),
-            "ratio": statistics.median(ratios),
-            "ratio_low": min(ratios),
-            "ratio_high": max(ratios),
+            "seconds": turns.plain,
+            "seconds_cached": turns.other,
+            "ratio": turns.ratio,
+            "ratio_low": turns.least,
+            "ratio_high": turns.most,
         }
         print(row, flush=True)
         found.append(row)

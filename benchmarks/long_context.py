@@ -15,13 +15,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 
 from forerun.core import View
 from forerun.drafters.self_sparse import DRAFT_VOCAB_SIZE, SelfSparseDrafter
@@ -30,6 +29,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.requests import Completion
+from forerun.measure.turns import in_turns
 from forerun.params import SamplingParams
 
 DOCUMENT = ("docs/choosing.md", "docs/methods.md", "docs/exactness.md", "docs/slower.md")
@@ -112,33 +112,29 @@ class Reading:
         """Run a setting and plain decoding in turns."""
         engine = setting.engine(self.plain)
         engine.load_session(self.session)
-        runs = [self._run(engine)]
-        ratios, rates = [], []
-        for _ in range(pairs):
-            plain_seconds, _ = self._run(self.plain)
-            runs.append(self._run(engine))
-            ratios.append(plain_seconds / runs[-1][0])
-            rates.append(len(self.output.token_ids) / plain_seconds)
-        stats = runs[-1][1].stats
+        runs: list[Completion] = []
+
+        def run() -> None:
+            runs.append(engine.generate(self.token_ids, self.params))
+
+        run()
+        plain = partial(self.plain.generate, self.token_ids, self.params)
+        turns = in_turns(plain, run, pairs)
+        stats = runs[-1].stats
         rounds = stats.num_drafts + stats.num_plain_rounds
         return Row(
             len(self.token_ids),
             setting,
-            statistics.median(ratios),
-            min(ratios),
-            max(ratios),
-            statistics.median(rates),
+            turns.ratio,
+            turns.least,
+            turns.most,
+            len(self.output.token_ids) / turns.plain,
             stats.num_accepted_tokens / max(stats.num_draft_tokens, 1),
             stats.num_drafts / rounds,
             stats.draft_seconds / stats.seconds,
             stats.target_seconds / stats.seconds,
-            all(run.token_ids == self.output.token_ids for _, run in runs),
+            all(run.token_ids == self.output.token_ids for run in runs),
         )
-
-    def _run(self, engine: Engine) -> tuple[float, Completion]:
-        started = perf_counter()
-        completion = engine.generate(self.token_ids, self.params)
-        return perf_counter() - started, completion
 
 
 def prompt_of(engine: Engine, document: str, question: str, context: int) -> list[int]:

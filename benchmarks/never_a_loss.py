@@ -25,7 +25,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 from benchmarks.checkpoints import untrained_like
@@ -37,6 +36,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.speculation import Speculative
 from forerun.files import write_text
+from forerun.measure.turns import seconds_of
 from forerun.params import SamplingParams
 
 LONG = 3900
@@ -186,9 +186,7 @@ def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
         )
         for place in range(len(batch))
     ]
-    started = perf_counter()
-    engine.generate(batch, params)
-    return perf_counter() - started
+    return seconds_of(lambda: engine.generate(batch, params))
 
 
 def _prompts(engine: Engine, category: str) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from forerun.diffusion.quality import (
     psnr,
     temporal_consistency,
 )
+from forerun.measure.turns import Turns, in_turns, seconds_of
 from forerun.progress import report
 
 
@@ -103,13 +104,13 @@ def measure(
         made = make(pipeline, own, setting.config)
         keep(f"the sampler, eta {setting.eta:g}", full.images)
         keep(setting.name, made.images)
-        ratios, seconds = [], []
-        for pair in range(pairs):
-            report("settings", number * pairs + pair, len(settings) * pairs)
-            plain = make(pipeline, own).seconds
-            seconds.append(make(pipeline, own, setting.config).seconds)
-            ratios.append(plain / seconds[-1])
-        yield _row(setting, job, made, full, ratios, seconds, classifier)
+
+        def tell(done: int, first: int = number * pairs) -> None:
+            report("settings", first + done, len(settings) * pairs)
+
+        plain, other = (partial(make, pipeline, own, config) for config in (None, setting.config))
+        turns = in_turns(plain, other, pairs, tell)
+        yield _row(setting, job, made, full, turns, classifier)
     report("settings", 1, 1)
 
 
@@ -118,8 +119,7 @@ def _row(
     job: Job,
     made: Made,
     full: Made,
-    ratios: Sequence[float],
-    seconds: Sequence[float],
+    turns: Turns,
     classifier: Classifier | None,
 ) -> Row:
     frechet = accuracy = consistency = None
@@ -143,10 +143,10 @@ def _row(
         full_calls=full.evaluations.calls,
         evaluations=_passes(made),
         full_evaluations=_passes(full),
-        speedup=statistics.median(ratios),
-        least=min(ratios),
-        most=max(ratios),
-        seconds=statistics.median(seconds),
+        speedup=turns.ratio,
+        least=turns.least,
+        most=turns.most,
+        seconds=turns.other,
         psnr=asdict(psnr(made.images, full.images)),
         mse=asdict(mean_squared_error(made.images, full.images)),
         frechet=frechet,
@@ -196,11 +196,8 @@ def runs_by_batch(
         report("batches", index, len(batches))
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             call_denoiser(pipeline, batch, num_frames)
-        taken = []
-        for _ in range(times):
-            started = perf_counter()
-            call_denoiser(pipeline, batch, num_frames)
-            taken.append(perf_counter() - started)
+        call = partial(call_denoiser, pipeline, batch, num_frames)
+        taken = [seconds_of(call) for _ in range(times)]
         runs.append(Run(batch, counter.get_total_flops(), size, statistics.median(taken)))
     report("batches", 1, 1)
     return runs
@@ -211,12 +208,7 @@ def machine_limits() -> tuple[float, float]:
     numbers, square = torch.zeros(64 << 20), torch.zeros(1024, 1024)
 
     def best(run: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(5):
-            started = perf_counter()
-            run()
-            taken.append(perf_counter() - started)
-        return min(taken)
+        return min(seconds_of(run) for _ in range(5))
 
     reading, computing = best(lambda: torch.sum(numbers)), best(lambda: square @ square)
     return numbers.numel() * numbers.element_size() / reading, 2 * 1024**3 / computing

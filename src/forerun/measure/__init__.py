@@ -1,1 +1,1 @@
-"""Intervals around measurements, resumable files of records, and readers of questions."""
+"""Runs in turns, intervals around their results, resumable files of records, and readers of questions."""
