@@ -6,11 +6,12 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from forerun.bench.page import page
 from forerun.bench.report import Report
 from forerun.bench.rows import Row
 from forerun.bench.settings import COLD, DEFAULT
-from forerun.bench.tables import markdown, tables
+from forerun.bench.tables import result_of, tables
+from forerun.report.html import page
+from forerun.report.markdown import document
 from tests.helpers.bench_rows import failed_row, made_row
 
 NAME = 'draft_model <x>&"y", 3 tokens'
@@ -54,7 +55,7 @@ class _Tags(HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing() -> None:
-    text = page(report(full()))
+    text = page(result_of(report(full())))
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
@@ -78,7 +79,7 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
 
 def test_the_page_says_the_verdict_first() -> None:
     made = report(full())
-    text = page(made)
+    text = page(result_of(made))
     assert text.index("use draft_model") < text.index("<svg")
     assert "it &lt;broke&gt;" in text
 
@@ -93,13 +94,13 @@ def test_peers_are_compared_with_what_one_can_choose() -> None:
     [sentence] = made.beside_peers
     assert "1.50 x at its own best" in sentence
     assert {row[0].text for row in tables(made)[0].rows} == {"peer", DEFAULT, COLD}
-    for text in (page(made), markdown(made), *made.as_dict()["remarks"]):
+    for text in (page(result_of(made)), document(result_of(made)), *made.as_dict()["remarks"]):
         assert "what cold is" in text
 
 
 def test_a_page_of_little() -> None:
     for rows in ([made_row("a, 3 tokens", 1, 1.0)], full()[:1]):
-        assert "too few prompts" in page(report(rows))
+        assert "too few prompts" in page(result_of(report(rows)))
 
 
 def test_tables_hold_every_setting() -> None:
@@ -107,7 +108,7 @@ def test_tables_hold_every_setting() -> None:
     for table in tables(made):
         assert {row[0].text for row in table.rows} == {NAME, "suffix, 6 tokens", "default"}
         assert all(len(row) == len(table.header) for row in table.rows)
-    text = markdown(made)
+    text = document(result_of(made))
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {10, 4}
     assert "1.40 x (1.40–1.40)" in text

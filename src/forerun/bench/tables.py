@@ -1,15 +1,18 @@
-"""A report as tables of text, and as Markdown."""
+"""Tables of a report, and its result as all writers take it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forerun.bench.figures import figures
 from forerun.bench.report import Report
 from forerun.bench.summary import ALL, Cell, first, gaps, rate
 from forerun.bench.verdict import shown
-from forerun.report.markdown import table_lines
+from forerun.report.result import Result, Sentence
+from forerun.report.table import Cell as TableCell
 from forerun.report.table import Table
 
+DEFECT_FOUND = 1
 _HEADER = (
     "setting",
     "speed-up (95 %)",
@@ -23,7 +26,7 @@ _HEADER = (
 )
 
 
-def tables(report: Report, *, by_category: bool = True) -> list[Table]:
+def tables(report: Report) -> list[Table]:
     """For each temperature and batch size the settings, and their speed-up by category."""
     made = []
     for temperature, batch in _places(report.whole):
@@ -33,9 +36,9 @@ def tables(report: Report, *, by_category: bool = True) -> list[Table]:
         pairs = max(len(cell.rows) for cell in whole)
         made.append(Table.of(f"{where}, {pairs} pairs", _HEADER, map(_line, whole)))
         categories = list(dict.fromkeys(c.category for c in cells if c.category != ALL))
-        if categories and by_category:
+        if categories:
             parts = {(c.setting, c.category): c for c in cells}
-            lines = [
+            lines: list[list[TableCell | str]] = [
                 [cell.setting, *(_ratio(parts.get((cell.setting, name))) for name in categories)]
                 for cell in whole
             ]
@@ -44,20 +47,23 @@ def tables(report: Report, *, by_category: bool = True) -> list[Table]:
     return made
 
 
-def markdown(report: Report) -> str:
-    """The whole report."""
-    parts = [f"# forerun bench: {report.model}"]
-    for text, details in report.paragraphs:
-        parts.append(
-            "\n".join([f"**{_capital(text)}.**", "", *(f"- {item}" for item in details)]).strip()
-        )
-    for table in tables(report):
-        parts.append("\n".join([f"## {table.title}", "", *table_lines(table)]))
-    notes = [f"- {text}" for text in (report.closeness, *report.remarks) if text]
-    notes += [f"- {name}: {text}" for name, text in report.facts.items()]
-    notes += [f"- {name}: {text}" for name, text in report.engines.items()]
-    parts.append("\n".join(["## How it was measured", "", *notes, "", f"`{report.command}`"]))
-    return "\n\n".join(parts) + "\n"
+def result_of(report: Report) -> Result:
+    """The result of the command: verdict, tables, charts, and how it was measured."""
+    defects = [Sentence(f"{text}.", style="bold red") for text in report.defects]
+    advice = [Sentence(f"{text}.", details, "bold") for text, details in report.paragraphs]
+    return Result(
+        content=report.as_dict(),
+        answers=[*defects, *advice[len(defects) :]],
+        tables=tables(report),
+        endings=[report.closeness] if report.closeness else [],
+        notes=report.remarks,
+        exit_code=DEFECT_FOUND if defects else 0,
+        title="forerun bench",
+        subject=report.model,
+        figures=figures(report),
+        described={**report.facts, **report.engines},
+        command=report.command,
+    )
 
 
 def _places(cells: Sequence[Cell]) -> list[tuple[float, int]]:
@@ -84,9 +90,9 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}"
 
 
-def _ratio(cell: Cell | None) -> str:
-    return "–" if cell is None else f"{cell.speedup.value:.2f}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _ratio(cell: Cell | None) -> TableCell:
+    """The speed-up, in bold where the whole interval is above 1."""
+    if cell is None:
+        return TableCell("–")
+    style = "bold" if len(cell.rows) > 1 and cell.speedup.low > 1 else ""
+    return TableCell(f"{cell.speedup.value:.2f}", style=style, heat=cell.speedup.value)

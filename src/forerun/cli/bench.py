@@ -14,7 +14,8 @@ from forerun.cli.asked import add_method_options, open_checkpoint, sampling_para
 from forerun.cli.bench_flags import bench_options
 from forerun.cli.options import Command, given, warn
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.target_file import check_writable, write_file
+from forerun.cli.results import give
+from forerun.cli.target_file import check_writable
 from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.errors import ConfigError, PromptError, UnknownNameError
 from forerun.measure.questions import in_turns, read_questions
@@ -23,8 +24,6 @@ from forerun.options import changes, pick
 if TYPE_CHECKING:
     from forerun.cli.bench_run import BenchRun
     from forerun.measure.questions import Question
-
-DEFECT_FOUND = 1
 
 
 @click.pass_context
@@ -99,27 +98,13 @@ def _crossed(ctx: click.Context, values: Mapping[str, Any]) -> Crossed:
 
 def _finish(values: Mapping[str, Any], run: BenchRun) -> int:
     """Show the report and write its files."""
+    from forerun.bench.tables import result_of
+
     report = run.report(values["model"])
     if not report.cells:
         why = "; ".join(report.remarks) or "no prompt was run"
         raise ConfigError(f"nothing was measured: {why}.")
-    if values["json"]:
-        from forerun.cli.machine import made_with, print_json
-
-        print_json({**made_with(run.session.plain.target.device), **report.as_dict()})
-    else:
-        from forerun.cli.bench_view import show
-
-        show(report)
-    if values["markdown"] is not None:
-        from forerun.bench.tables import markdown
-
-        write_file("report", values["markdown"], markdown(report))
-    if values["html"] is not None:
-        from forerun.bench.page import page
-
-        write_file("page", values["html"], page(report))
-    return DEFECT_FOUND if report.defects else 0
+    return give(result_of(report), values, run.session.plain.target.device)
 
 
 command = Command(

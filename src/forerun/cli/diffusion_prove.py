@@ -19,11 +19,12 @@ from forerun.cli.diffusion_flags import (
     sampling_options,
 )
 from forerun.cli.flags import json_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option, flag_of, given
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.errors import ConfigError
 from forerun.options import options, pick
+from forerun.report.result import Result, Sentence
 
 if TYPE_CHECKING:
     from forerun.diffusion.proof import Proof, Subject
@@ -42,7 +43,7 @@ class Effort:
     dimensions: int = Field(default=8, ge=1, le=256, description="Of the targets in closed form.")
 
 
-def prove(**values: Any) -> None:
+def prove(**values: Any) -> int:
     """Prove that speculative sampling keeps the law of the sampler.
 
     Targets: a Gaussian, of which every marginal is known in closed form, a mixture of Gaussians, and with
@@ -53,6 +54,8 @@ def prove(**values: Any) -> None:
     check_numbers(values)
     quiet_libraries()
     with waiting("starting"):
+        import torch
+
         from forerun.diffusion.proof import PLANTED as COUPLINGS
         from forerun.diffusion.proof import prove as run
         from forerun.diffusion.reflection import couple
@@ -65,24 +68,29 @@ def prove(**values: Any) -> None:
     with bars():
         for name, subject in subjects.items():
             proofs[name] = run(subject, config, samples=effort.samples, seed=values["seed"])
-    passed = all(proof.passed for proof in proofs.values())
-    if values["json"]:
-        import torch
+    return give(_result(proofs), values, torch.device("cpu"))
 
-        parts = {
-            name: {
-                **asdict(proof),
-                "passed": proof.passed,
-                "checks": [{**asdict(check), "passed": check.passed} for check in proof.checks],
-            }
-            for name, proof in proofs.items()
+
+def _result(proofs: dict[str, Proof]) -> Result:
+    passed = all(proof.passed for proof in proofs.values())
+    parts = {
+        name: {
+            **asdict(proof),
+            "passed": proof.passed,
+            "checks": [{**asdict(check), "passed": check.passed} for check in proof.checks],
         }
-        header = made_with(torch.device("cpu"))
-        print_json({**header, "mode": "diffusion prove", "passed": passed, "targets": parts})
-    else:
-        _show(proofs, passed)
-    if not passed:
-        raise click.exceptions.Exit(1)
+        for name, proof in proofs.items()
+    }
+    said = (
+        "No defect was found; of 10,000 exact samplers a target refuses one at most."
+        if passed
+        else "A DEFECT was found: these samples do not have the law of the sampler."
+    )
+    return Result(
+        content={"mode": "diffusion prove", "passed": passed, "targets": parts},
+        answers=[*(_in_words(name, proof) for name, proof in proofs.items()), said],
+        exit_code=0 if passed else 1,
+    )
 
 
 def _subjects(values: dict[str, Any], effort: Effort) -> dict[str, Subject]:
@@ -130,22 +138,17 @@ def _network(values: dict[str, Any], samples: int) -> Subject:
     return Subject(GuidedDenoiser(pipeline, **job.conditions), transitions, shape)
 
 
-def _show(proofs: dict[str, Proof], passed: bool) -> None:
-    for name, proof in proofs.items():
-        click.echo(
-            f"{name}: {proof.samples} samples of {proof.steps} steps, {proof.fewer:.2f} times fewer "
-            f"passes one after the other, {proof.acceptance:.0%} of drafted steps kept"
-        )
-        for check in proof.checks:
-            finding = "passed" if check.passed else "FAILED"
-            click.echo(
-                f"  {finding}  p = {check.p_value:.2g}  {check.name} ({check.count:,} numbers; 99 of 100 "
-                f"times it finds {check.finds})"
-            )
-    if passed:
-        click.echo("No defect was found; of 10,000 exact samplers a target refuses one at most.")
-    else:
-        click.echo("A DEFECT was found: these samples do not have the law of the sampler.")
+def _in_words(name: str, proof: Proof) -> Sentence:
+    text = (
+        f"{name}: {proof.samples} samples of {proof.steps} steps, {proof.fewer:.2f} times fewer "
+        f"passes one after the other, {proof.acceptance:.0%} of drafted steps kept"
+    )
+    details = [
+        f"{'passed' if check.passed else 'FAILED'}  p = {check.p_value:.2g}  {check.name} "
+        f"({check.count:,} numbers; 99 of 100 times it finds {check.finds})"
+        for check in proof.checks
+    ]
+    return Sentence(text, details)
 
 
 _LEFT_OUT = ("count", "frames")

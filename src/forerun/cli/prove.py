@@ -19,6 +19,7 @@ from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import CheckpointError, ConfigError
 from forerun.options import changes, pick
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from forerun.engine.engine import Engine
     from forerun.params import SamplingParams
     from forerun.proof.proof import Proof
-
-DEFECT_FOUND = 1
 
 
 @click.pass_context
@@ -49,8 +48,7 @@ def prove(ctx: click.Context, /, **values: Any) -> int:
     texts = _read_texts(values)
     engine, prompts = _load(ctx, values, texts, effort)
     proof = _prove(engine, prompts, params, effort)
-    _report(values, engine, params, effort, proof, len(prompts))
-    return 0 if proof.passed else DEFECT_FOUND
+    return _report(values, engine, params, effort, proof, len(prompts))
 
 
 def _read_texts(values: dict[str, Any]) -> list[str]:
@@ -116,23 +114,17 @@ def _report(
     effort: Effort,
     proof: Proof,
     num_prompts: int,
-) -> None:
-    from forerun.cli.machine import made_with, print_json
-    from forerun.proof.certificate import certificate
+) -> int:
+    from forerun.cli.machine import made_with
+    from forerun.proof.certificate import certificate, result_of
 
-    content = {
-        **made_with(engine.target.device),
-        "settings": _settings(values, engine, params, effort, num_prompts),
-        **proof.as_dict(),
-    }
-    if values["json"]:
-        print_json(content)
-    else:
-        from forerun.cli.proof_view import show
-
-        show(content)
+    settings = _settings(values, engine, params, effort, num_prompts)
+    content = {"settings": settings, **proof.as_dict()}
+    code = give(result_of(content), values, engine.target.device)
     if values["certificate"] is not None:
-        write_file("certificate", values["certificate"], certificate(content))
+        whole = {**made_with(engine.target.device), **content}
+        write_file("certificate", values["certificate"], certificate(whole))
+    return code
 
 
 def _settings(

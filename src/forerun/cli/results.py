@@ -1,4 +1,4 @@
-"""Results of commands as their options ask for them: text or JSON, and the file of `--plot`."""
+"""Results of commands as their options ask for them: text or JSON, and files with a plot, report or page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
-from forerun.cli.target_file import check_writable
+from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def settings_in(values: Mapping[str, Any], *unused: str) -> dict[str, Any]:
 
 
 def give(result: Result, values: Mapping[str, Any], device: torch.device | None = None) -> int:
-    """Draw a result if a plot is asked for, then print it; the exit code.
+    """Print a result and write the files that are asked for; the exit code.
 
     Args:
         device: of the model; None for a command that runs none.
 
     Raises:
-        ConfigError: where the plot cannot be written.
+        ConfigError: where a file cannot be written.
     """
     if values.get("plot") is not None:
         from forerun.report.plot import draw
@@ -72,4 +72,12 @@ def give(result: Result, values: Mapping[str, Any], device: torch.device | None 
         from forerun.report.terminal import show
 
         show(result)
+    if values.get("markdown") is not None:
+        from forerun.report.markdown import document
+
+        write_file("report", values["markdown"], document(result))
+    if values.get("html") is not None:
+        from forerun.report.html import page
+
+        write_file("page", values["html"], page(result))
     return result.exit_code

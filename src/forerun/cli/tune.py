@@ -19,10 +19,10 @@ from forerun.cli.flags import (
     questions_option,
     system_option,
 )
-from forerun.cli.machine import print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.cli.target_file import check_writable, write_file
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
@@ -31,6 +31,7 @@ from forerun.tuning.request import TuneSettings
 if TYPE_CHECKING:
     from forerun.measure.questions import Question
     from forerun.models import Checkpoint
+    from forerun.report.result import Result
     from forerun.tuning.prediction import Prediction
     from forerun.tuning.records import Records
     from forerun.tuning.tune import Tuning
@@ -66,10 +67,7 @@ def tune(**values: Any) -> None:
             )
         raise
     _write_config(values, settings, tuning)
-    if values["json"]:
-        print_json(_content(settings, tuning, records))
-    else:
-        _print(settings, tuning, records)
+    give(_result(settings, tuning, records), values, _device(values, checkpoint))
 
 
 def _run(
@@ -147,31 +145,39 @@ def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning
         write_file("config", values["output"], as_toml(content, verdict(tuning, (size,))[:1]))
 
 
-def _content(settings: TuneSettings, tuning: Tuning, records: Records) -> dict[str, Any]:
-    from forerun.cli.machine import SCHEMA_VERSION, versions
+def _result(settings: TuneSettings, tuning: Tuning, records: Records) -> Result:
+    from forerun.report.result import Result
+    from forerun.report.table import long_table
     from forerun.tuning.words import config_values, contexts_in_words, verdict
 
-    made_with, model = records.made_with, _model(records.made_with)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "versions": versions(),
+    sizes, made_with, model = settings.batch_sizes, records.made_with, _model(records.made_with)
+    said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), _advice(sizes, tuning, records)
+    tables = []
+    for size in sizes:
+        rows = [asdict(one) | {"one": one} for one in tuning.predictions if one.batch_size == size]
+        title = (
+            f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
+        )
+        tables.append(long_table(title, _columns(), rows))
+    placed = {name: made_with[name] for name in (*_PLACEMENT, *_SAMPLING)}
+    content = {
         "hardware": made_with["hardware"],
         "model": made_with["model"],
-        "settings": asdict(settings)
-        | {name: made_with[name] for name in (*_PLACEMENT, *_SAMPLING)},
-        "verdict": verdict(tuning, settings.batch_sizes),
+        "settings": asdict(settings) | placed,
+        "verdict": said[0],
         "break_even_contexts": [
             {name: getattr(one, name) for name in ("candidate", "num_tokens", "batch_size")}
             | asdict(one.break_even)
             for one in tuning.from_contexts
             if one.break_even is not None
         ],
-        "contexts": contexts_in_words(tuning, settings.batch_sizes),
-        "advice": _advice(settings, tuning, records),
-        "config": {str(size): config_values(tuning, size, model) for size in settings.batch_sizes},
+        "contexts": said[1],
+        "advice": said[2],
+        "config": {str(size): config_values(tuning, size, model) for size in sizes},
         "rows": [{**asdict(one), "error": one.error} for one in tuning.predictions],
         "refused": tuning.refused,
     }
+    return Result(content=content, tables=tables, endings=[line for part in said for line in part])
 
 
 def _model(values: Mapping[str, Any]) -> dict[str, str]:
@@ -182,31 +188,11 @@ def _model(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _print(settings: TuneSettings, tuning: Tuning, records: Records) -> None:
-    from forerun.report.result import Result
-    from forerun.report.table import long_table
-    from forerun.report.terminal import show
-    from forerun.tuning.words import contexts_in_words, verdict
-
-    tables = []
-    for size in settings.batch_sizes:
-        rows = [asdict(one) | {"one": one} for one in tuning.predictions if one.batch_size == size]
-        title = (
-            f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
-        )
-        tables.append(long_table(title, _columns(), rows))
-    show(Result(tables=tables))
-    sizes = settings.batch_sizes
-    lines = [*verdict(tuning, sizes), *contexts_in_words(tuning, sizes)]
-    for line in [*lines, *_advice(settings, tuning, records)]:
-        click.echo(line)
-
-
-def _advice(settings: TuneSettings, tuning: Tuning, records: Records) -> list[str]:
+def _advice(sizes: Sequence[int], tuning: Tuning, records: Records) -> list[str]:
     """Why the best setting of each batch size gains or loses."""
     from forerun.tuning.advice import advice_on
 
-    found = [advice_on(records, tuning.best(size)) for size in settings.batch_sizes]
+    found = [advice_on(records, tuning.best(size)) for size in sizes]
     return [finding.text for one in found if one is not None for finding in one.findings]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from forerun.report.chart import Chart
+from forerun.report.chart import Chart, Picture
 from forerun.report.table import MEANINGS, Mark, Row, Table
 
 
@@ -20,6 +20,14 @@ class Sentence(NamedTuple):
     text: str
     details: Sequence[str] = ()
     style: str = ""
+
+
+class Figure(NamedTuple):
+    """A chart of a page, with its heading and what it shows."""
+
+    title: str
+    text: str
+    chart: Picture
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class Result:
         endings: sentences below the tables.
         content: the object of `--json` where it is another than mode, settings, answers, facts and rows.
         exit_code: exit code of the command.
+        title, subject: heading of a document, and what it is about.
+        figures: charts of a page, by the heading above them.
+        described: how it was measured, by what the words are about.
+        command: the command line that makes the result again.
     """
 
     mode: str = ""
@@ -50,6 +62,11 @@ class Result:
     endings: Sequence[str | Sentence] = ()
     content: Mapping[str, Any] | None = None
     exit_code: int = 0
+    title: str = ""
+    subject: str = ""
+    figures: Mapping[str, Sequence[Figure]] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def legend(self) -> list[str]:

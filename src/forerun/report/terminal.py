@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from forerun.report.result import Result, Sentence, as_sentence
 from forerun.report.table import Mark, Table
@@ -99,13 +99,15 @@ def _show_table(table: Table) -> None:
         if width <= terminal:
             break
     else:
-        # Names break too; where there are none, the terminal wraps.
+        # Where there are names, all cells break; else the terminal wraps lines.
         if "l" in table.align:
-            grid = _grid(table, *_LAYOUTS[1], no_wrap=False)
+            grid = _grid(table, " ", "/", 0, no_wrap=False)
         else:
             console.size = ConsoleDimensions(width, console.height)
     console.print(table.title, style="italic", markup=False, soft_wrap=True)
     console.print(grid)
+    if not grid.show_edge:
+        console.print()
     for note in table.notes:
         console.print(Text(note))
 
@@ -120,7 +122,8 @@ def _grid(table: Table, space: str, slash: str, padding: int, no_wrap: bool = Tr
     )
     for name, side in zip(table.header, table.aligned, strict=True):
         broken = name.replace(" ", space).replace("/", slash)
-        grid.add_column(broken, justify="left" if side == "l" else "right", no_wrap=no_wrap)
+        justify: Literal["left", "right"] = "left" if side == "l" else "right"
+        grid.add_column(broken, justify=justify, no_wrap=no_wrap, overflow="fold")
     texts = iter(table.texts)
     for group in table.groups:
         for row, line in zip(group, texts, strict=False):
