@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,10 +10,11 @@ import click
 from forerun.cli.bars import waiting
 from forerun.cli.completion import completion
 from forerun.cli.flags import json_option, place_options
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from forerun.export.examine import Examination
@@ -40,12 +42,15 @@ def check(head: str, **values: Any) -> int:
     with waiting(f"running {pair.checkpoint.name}"):
         found = examine(pair, engines, pair.load(placement) if values["replay"] else None)
     run = pair.checkpoint.run_config(placement)
-    content = {**made_with(run.device), **as_object(found, engines)}
-    if values["json"]:
-        print_json(content)
-    else:
-        _print(content)
-    return 0 if found.clean else DEFECT_FOUND
+    content = as_object(found, engines)
+    skipped = content["replay_skipped"]
+    result = Result(
+        content=content,
+        answers=list(_in_words(content)),
+        notes=[f"not run: {skipped}"] if skipped else [],
+        exit_code=0 if found.clean else DEFECT_FOUND,
+    )
+    return give(result, values, run.device)
 
 
 def as_object(found: Examination, engines: tuple[str, ...]) -> dict[str, Any]:
@@ -64,18 +69,16 @@ def as_object(found: Examination, engines: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _print(content: dict[str, Any]) -> None:
-    click.echo(f"{content['kind']} head for {content['model']}")
+def _in_words(content: dict[str, Any]) -> Iterator[str]:
+    yield f"{content['kind']} head for {content['model']}"
     for result in content["replays"]:
         version = content["engines"][result["engine"]]
-        click.echo(f"{result['engine']} {version}: {result['verdict']}{_figures(result)}")
+        yield f"{result['engine']} {version}: {result['verdict']}{_figures(result)}"
     for finding in content["findings"]:
         text = f"{finding['problem']}; {finding['remedy']}"
-        click.echo(f"{finding['severity']:<5}  {finding['engine']:<9}  {text}")
+        yield f"{finding['severity']:<5}  {finding['engine']:<9}  {text}"
     if not content["findings"] and not content["replays"]:
-        click.echo("nothing found")
-    if content["replay_skipped"]:
-        click.echo(f"forerun: not run: {content['replay_skipped']}", err=True)
+        yield "nothing found"
 
 
 def _figures(result: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from pydantic import Field
 
 from forerun.cli.bars import bars, waiting
@@ -20,12 +19,13 @@ from forerun.cli.diffusion_flags import (
     sampling_options,
 )
 from forerun.cli.flags import json_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.errors import ConfigError
 from forerun.options import options, pick
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from forerun.diffusion.step_distillation import Examples
@@ -81,14 +81,10 @@ def distill(**values: Any) -> None:
         examples = _examples(pipeline, values, work / "examples.safetensors")
         student = run(pipeline, examples, config, work)
     save_student(student, output)
-    if values["json"]:
-        import torch
-
-        header = made_with(torch.device("cpu"))
-        content = {"steps": student.steps, "approximate": True, "output": str(output)}
-        print_json({**header, "mode": "diffusion distill", **content})
-        return
-    click.echo(f"a student of {student.steps} steps (approximate) in {output}")
+    content = {"steps": student.steps, "approximate": True, "output": str(output)}
+    said = f"a student of {student.steps} steps (approximate) in {output}"
+    result = Result(content={"mode": "diffusion distill", **content}, answers=[said])
+    give(result, values, pipeline.device)
 
 
 def _examples(pipeline: Any, values: dict[str, Any], path: Path) -> Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,11 @@ from forerun.cli.diffusion_flags import (
     save_rows,
 )
 from forerun.cli.flags import json_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give, settings_in
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,24 +91,18 @@ def _say(values: dict[str, Any], made: Made, full: Made | None) -> None:
             "seconds": full.seconds,
         }
         content["psnr"] = asdict(psnr(made.images, full.images))
-    if values["json"]:
-        import torch
-
-        settings = {name: value for name, value in values.items() if name not in ("json", "config")}
-        header = made_with(torch.device("cpu"))
-        print_json({**header, "mode": "diffusion sample", "settings": settings, **content})
-        return
-    click.echo(
+    said = [
         f"{len(made.images)} samples ({exactness}): {made.evaluations.calls} passes of the network, "
         f"{made.evaluations.samples} samples in them, {made.seconds:.2f} s"
-    )
+    ]
     if full is not None:
-        click.echo(
+        said.append(
             f"the sampler as it is: {full.evaluations.calls} passes, {full.evaluations.samples} samples, "
             f"{full.seconds:.2f} s; PSNR of these against its own {content['psnr']['value']:.1f} dB"
         )
-    if not made.exact:
-        print("forerun: approximate: changes the samples", file=sys.stderr)
+    notes = [] if made.exact else ["approximate: changes the samples"]
+    content = {"mode": "diffusion sample", "settings": settings_in(values), **content}
+    give(Result(content=content, answers=said, notes=notes), values, made.images.device)
 
 
 command = Command(

@@ -9,11 +9,12 @@ import click
 
 from forerun.cli.check import engines_option, target_options
 from forerun.cli.flags import json_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.files import size_text
+from forerun.report.result import Result, Sentence
 
 LAYOUTS = ("eagle3", "dspark", "speculators")
 
@@ -43,26 +44,18 @@ def export(head: str, **values: Any) -> None:
     verifier = pair.verifier(model, values["verifier"])
     result = export_head(lean, pair.target, values["to"], verifier, engines)
     card = Path(head) / CARD
-    text = read_text(card, "card", CheckpointError) if card.is_file() else ""
-    write_export(result, Path(values["output"]), values["to"], text)
+    about = read_text(card, "card", CheckpointError) if card.is_file() else ""
+    write_export(result, Path(values["output"]), values["to"], about)
     content = {
-        **made_with(model.device),
         "head": head,
         "model": pair.target.name,
         "layout": values["to"],
         "output": values["output"],
         **describe(result, values["to"]),
     }
-    if values["json"]:
-        print_json(content)
-    else:
-        _print(content)
-
-
-def _print(content: dict[str, Any]) -> None:
-    click.echo(f"{content['output']}: {size_text(content['weight_bytes'])} of weights")
-    for engine, count in content["bytes_read"].items():
-        click.echo(f"  {engine} reads {size_text(count)} of them")
+    text = f"{content['output']}: {size_text(content['weight_bytes'])} of weights"
+    read = [f"{name} reads {size_text(n)} of them" for name, n in content["bytes_read"].items()]
+    give(Result(content=content, answers=[Sentence(text, read)]), values, model.device)
 
 
 command = Command(

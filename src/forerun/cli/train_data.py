@@ -25,9 +25,11 @@ from forerun.cli.flags import (
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.errors import ConfigError, TrainingError, shown
 from forerun.files import printable
 from forerun.options import pick
+from forerun.report.result import Result
 from forerun.training.records import RECORDS
 from forerun.training.settings import DataSettings
 
@@ -55,13 +57,8 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
     output = values["output"] or _file_of(values["model"])
     with _open(values, output) as run:
         summary = _run(run, output)
-        content = _content(output, run, summary)
-    if values["json"]:
-        from forerun.cli.machine import print_json
-
-        print_json(content)
-    else:
-        click.echo(_in_words(content))
+    content = {"output": output, "settings": run.making, **summary.as_dict()}
+    give(Result(content=content, answers=_in_words(content)), values, run.device)
 
 
 def data_of(model: str, threads: int | None) -> str:
@@ -155,14 +152,7 @@ def _run(run: DataRun, output: str) -> Summary:
         raise
 
 
-def _content(output: str, run: DataRun, summary: Summary) -> dict[str, Any]:
-    from forerun.cli.machine import made_with
-
-    made = made_with(run.device)
-    return {**made, "output": output, "settings": run.making, **summary.as_dict()}
-
-
-def _in_words(content: Mapping[str, Any]) -> str:
+def _in_words(content: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{content['output']}: {content['conversations']} conversations, {content['answers']} answers "
         f"of {content['answer_tokens']} tokens ({content['greedy']} greedy), after prompts of "
@@ -176,7 +166,7 @@ def _in_words(content: Mapping[str, Any]) -> str:
             f"this run: {content['new_conversations']} conversations, {content['new_tokens']} tokens in "
             f"{content['seconds']:.0f} s, {content['tokens_per_second']:.0f} a second"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _options() -> list[click.Parameter]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from forerun.cli.flags import json_option, threads_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.cli.results import give
 from forerun.cli.train_data import data_of
 from forerun.options import pick
+from forerun.report.result import Result, Sentence
 from forerun.training.drafter_settings import DRAFTER_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
@@ -58,13 +60,13 @@ def train_drafter(kind: str, **values: Any) -> int:
         if in_the_end.prove:
             measured = _prove(run, in_the_end.prove_tokens, watch)
     content = _content(out, report, measured)
-    if values["json"]:
-        from forerun.cli.machine import made_with, print_json
-
-        print_json({**made_with(run.target.device), **content})
-    else:
-        click.echo(_in_words(kind, content))
-    return 0 if all(proof["passed"] for proof in content["proofs"]) else DEFECT_FOUND
+    passed = all(proof["passed"] for proof in content["proofs"])
+    result = Result(
+        content=content,
+        answers=list(_in_words(kind, content)),
+        exit_code=0 if passed else DEFECT_FOUND,
+    )
+    return give(result, values, run.target.device)
 
 
 def _prove(run: DrafterRun, num_tokens: int, watch: Watch) -> Mapping[str, Any]:
@@ -105,29 +107,28 @@ def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _in_words(kind: str, content: Mapping[str, Any]) -> str:
-    lines = [
+def _in_words(kind: str, content: Mapping[str, Any]) -> Iterator[str | Sentence]:
+    yield (
         f"{content['output']}: {_named(kind)} after {content['steps']} steps, {content['tokens']} tokens "
         f"and {content['seconds'] / 60:.0f} minutes; {content['weight_bytes'] / 1e6:.1f} MB, of which "
-        f"{content['trained_bytes'] / 1e6:.1f} MB were trained",
-        "acceptance length on held-out conversations (untrained in brackets):",
-    ]
+        f"{content['trained_bytes'] / 1e6:.1f} MB were trained"
+    )
     untrained: Mapping[str, float] = content["untrained_lengths"]
-    lines += [
-        f"  {category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
+    lengths = [
+        f"{category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
         for category, length in content["lengths"].items()
     ]
+    yield Sentence("acceptance length on held-out conversations (untrained in brackets):", lengths)
     for real in content["real_run"].get("runs", ()):
         length = real["mean_acceptance_length"]
-        lines.append(
+        yield (
             f"a real run at temperature {real['temperature']:g}: "
             f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
             f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
         )
     for proof in content["proofs"]:
         drawn = ", ".join(f"{name} {value:g}" for name, value in proof["sampling"].items())
-        lines.append(f"proof at {drawn}: {'no defect found' if proof['passed'] else 'not exact'}")
-    return "\n".join(lines)
+        yield f"proof at {drawn}: {'no defect found' if proof['passed'] else 'not exact'}"
 
 
 def _equality(real: Mapping[str, Any]) -> str:
