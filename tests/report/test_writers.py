@@ -1,0 +1,97 @@
+"""Every writer shows every cell, in columns that line up, whatever its text holds."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from forerun.report.chart import Bar, Bars, Curves, Line, Picture, Span, Spans
+from forerun.report.html import page
+from forerun.report.markdown import document, table_lines
+from forerun.report.result import Figure, Result, Sentence
+from forerun.report.svg import image, svg
+from forerun.report.table import Cell, Mark, Table, long_table
+from forerun.report.terminal import as_text, show
+
+ROWS = [{"name": "a | <b>", "value": 1.5}, {"name": "c", "value": 12.25}]
+COLUMNS = {
+    "name": lambda row: row["name"],
+    "value": lambda row: Cell(
+        f"{row['value']:.2f}", Mark.BEST if row["value"] > 2 else Mark.NONE, "x"
+    ),
+}
+TABLE = long_table("T", COLUMNS, ROWS, ["name"])
+NAMED = Table.of("N", ["name", "n"], [["long name", "1"], ["b", Cell("23")]], notes=["below"])
+CHARTS: list[Picture] = [
+    Curves("a & b", "x", {"": {"l<1>": Line([0, 1], [0, 2]), "p": Line([0], [1], plain=True)}}),
+    Spans("s", "x", [Span("n", 1, 2, 3, "w", "win")], 1.0),
+    Bars("b", "x", [Bar("n", [1, 2], "w")], ["one", "two"]),
+]
+
+
+def test_columns_line_up_with_marks_and_without() -> None:
+    title, *lines = as_text(TABLE).splitlines()
+    assert title == "T"
+    assert lines == ["   name     value", "a | <b>   1.50  x", "      c  12.25* x"]
+    assert as_text(NAMED).splitlines() == [
+        "N",
+        "name        n",
+        "long name   1",
+        "b          23",
+        "below",
+    ]
+
+
+def test_markdown_has_as_many_cells_in_every_line() -> None:
+    lines = table_lines(TABLE)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
+    assert r"a \| <b>" in lines[2]
+    assert table_lines(NAMED)[1] == "| --- | ---: |"
+
+
+def test_a_document_and_a_page_hold_all_that_a_result_says() -> None:
+    result = Result(
+        answers=[Sentence("use <x>.", ["why"], "bold")],
+        tables=[TABLE, NAMED],
+        endings=["in the end"],
+        notes=["a note"],
+        title="forerun",
+        subject="m",
+        figures={"Here": [Figure("F", "text", chart) for chart in CHARTS]},
+        described={"machine": "c & d"},
+        command="forerun it",
+    )
+    text, html = document(result), page(result)
+    for words in ("why", "12.25", "long name", "in the end", "a note", "machine", "forerun it"):
+        assert words in text
+        assert words in html
+    assert "**Use <x>.**" in text
+    assert "use &lt;x&gt;." in html
+    assert "a | &lt;b&gt;" in html
+    assert html.count("<svg") == len(CHARTS)
+    assert result.legend == ["* best length"]
+
+
+def test_a_pipe_gets_answers_tables_and_endings_and_talk_goes_aside(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(Result(answers=[Sentence("a", ["b"])], tables=[NAMED, TABLE], endings=["e"], notes=["n"]))
+    out, err = capsys.readouterr()
+    assert out.split("\n\n") == ["a\n  b", as_text(NAMED), as_text(TABLE), "e\n"]
+    assert err == "* best length\nforerun: n\n"
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
+def test_charts_are_well_formed(chart: Picture) -> None:
+    ElementTree.fromstring(svg(chart))
+    root = ElementTree.fromstring(image(chart))
+    assert root.attrib["aria-label"] == chart.title
+    assert root[0].tag.endswith("style")
+
+
+def test_the_object_is_what_the_command_says_or_its_fields() -> None:
+    assert Result(content={"a": 1}, answers=["b"], mode="m").as_dict() == {"a": 1}
+    fields = Result("m", {"s": 1}, [{"r": 2}], facts={"f": 3}).as_dict()
+    assert fields == {"mode": "m", "settings": {"s": 1}, "f": 3, "rows": [{"r": 2}]}
