@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 import forerun
-from tests.helpers.documents import PAGES, ROOT, blocks_of, read
+from tests.helpers.documents import GENERATED, PAGES, ROOT, blocks_of, read
 
 DOCS = ROOT / "docs"
 WITH_NUMBERS = ("docs/theory.md", "docs/exactness.md")
+MOST_WORDS = 30_000
 NOTEBOOK = DOCS / "notebooks" / "speculative_decoding.ipynb"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -78,6 +79,13 @@ def test_names_in_the_text_exist(page: str) -> None:
 
 def test_readme_is_a_landing_page() -> None:
     assert read("README.md").count("\n") < 110, "one screen and a half; the rest belongs to docs/"
+
+
+def test_the_documents_are_short() -> None:
+    """Words are separated by white space; blocks of code count."""
+    pages = {"CHANGELOG.md", *PAGES} - {"zoo/README.md", *GENERATED}
+    words = {page: len(read(page).split()) for page in pages}
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda each: -each[1])
 
 
 def test_every_page_is_on_the_site() -> None:
