@@ -148,7 +148,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 def _card(head: PublishedHead, layout: str, source: str) -> str:
     engines = ", ".join(f"{TITLES[engine]} {VERSIONS[engine]}" for engine in LAYOUTS[layout])
     lines = [
-        source.rstrip() or f"# A {head.kind} head",
+        source.rstrip() or f"# Head of kind {head.kind}",
         "",
         f"## Exported as {layout}",
         "",

@@ -35,7 +35,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
     before = f" after those of a head of {begun} tokens that it began with" if begun else ""
     limit = f"; it can draft {vocabulary} tokens" if vocabulary else ""
     lines = [
-        f"# A {what} for {target['name']}",
+        f"# {'An' if what[0] in 'aeiou' else 'A'} {what} for {target['name']}",
         "",
         f"It drafts for {target['name']} ({target['num_layers']} layers of {target['hidden_size']}, "
         f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {command}`.",
