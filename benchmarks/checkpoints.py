@@ -14,6 +14,7 @@ from forerun.engine.engine import Engine
 from forerun.files import atomic_path, write_text
 from forerun.models.architecture import read_architecture
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.config import as_transformers
 from forerun.models.zoo import zoo_path
 
 
@@ -43,7 +44,7 @@ def zoo_target(directory: Path, file: Path | None = None) -> Path:
     if (directory / "model.safetensors").exists():
         return directory
     checkpoint = Checkpoint.open(zoo_path() if file is None else file)
-    config, source = checkpoint.config, checkpoint.source()
+    config, source = as_transformers(checkpoint.config), checkpoint.source()
     config.dtype, config.architectures = torch.bfloat16, ["Qwen3ForCausalLM"]
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)

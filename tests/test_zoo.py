@@ -15,6 +15,7 @@ import forerun
 from forerun.compare.attribution import NUMERICS, first_difference
 from forerun.core import Batch, FinishReason
 from forerun.models import Checkpoint
+from forerun.models.config import as_transformers
 from forerun.models.zoo import zoo_path
 from forerun.proof.effort import PARTS, Effort
 from forerun.proof.prompts import held_out_prompts
@@ -66,7 +67,7 @@ def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: lis
         AutoTokenizer.from_pretrained(draft),
     )
     models: tuple[Any, ...] = (
-        read_by_transformers(target, Checkpoint.open("zoo").config),
+        read_by_transformers(target, as_transformers(Checkpoint.open("zoo").config)),
         AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32),
     )
     for path, tokenizer, theirs in zip((target, draft), tokenizers, models, strict=True):

@@ -19,6 +19,7 @@ from forerun.contracts import CausalLM
 from forerun.errors import ConfigError
 from forerun.models import Checkpoint, Placement, Transformer
 from forerun.models.architecture import read_architecture
+from forerun.models.config import as_transformers
 from forerun.models.layouts import layout_of
 
 SHAPES = {
@@ -132,7 +133,8 @@ def _stored(name: str, path: str, device: torch.device) -> Subject:
         from transformers import AutoModelForCausalLM
 
         source = checkpoint.source()
-        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.bfloat16)
+        config = as_transformers(checkpoint.config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         weights = {key: source.read(key).bfloat16() for key in source.shapes}
         missing, unexpected = model.load_state_dict(weights, strict=False)
         # A tied head is the embedding.

@@ -132,8 +132,8 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 
 
 def lock(file: IO[Any]) -> bool:
-    """Lock an open file for this process until it is closed; False if another one holds it. On Windows
-    nothing is locked."""
+    """Lock an open file for this process until it is closed; False if another one holds it. Nothing is
+    locked on Windows, and where the file system has no locks."""
     if sys.platform == "win32":
         return True
     import fcntl
@@ -142,6 +142,9 @@ def lock(file: IO[Any]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        # Some network file systems have no locks.
+        return True
     return True
 
 

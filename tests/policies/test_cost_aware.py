@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import CostTable, PlainReason, Request
+from forerun.core import (
+    CostTable,
+    Draft,
+    Origin,
+    PlainReason,
+    Request,
+    RoundTimes,
+    Verdict,
+)
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import cost_aware
@@ -342,3 +350,27 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
     found = [position for position in looked if position >= 150]
     assert found[0] <= 150 + cost_aware.MOST_MISSED
     assert world.drafted > 0.7 * (300 - found[0])
+
+
+def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:
+    """Nor has the time of its next try come: it could not have drafted."""
+    sure = lambda position: 1.0 if position < 60 else 0.0  # noqa: E731
+    world = World(SimulatedDrafter(looks_up=True, rate=lambda _: 1.0, sure=sure, token_seconds=0.0))
+    made = policy(world)
+    made.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
+    world.each(made, [245])
+    assert not made.given_up()
+    assert made.learned["members"]["simulated"]["trials"] == [0, 0]
+
+
+def test_a_request_that_asks_for_none_is_not_looked_at() -> None:
+    made = policy(World(SimulatedDrafter(looks_up=True)))
+    made.attach(ToyModel(5), SimulatedDrafter(looks_up=True), 1)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=200)
+    request = Request(0, [1], 1, params, seed=0, speculative=False)
+    for _ in range(100):
+        assert made.plan([request])[0].reason is PlainReason.ASKED
+        verdict = Verdict((), (0,), (Origin.PLAIN,))
+        request.extend((0,))
+        made.observe([request], [Draft.chain([])], [verdict], RoundTimes(0.0, 1.0, 0.0))
+    assert made.learned["members"]["simulated"]["trials"] == [0, 0]

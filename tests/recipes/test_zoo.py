@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forerun
+from forerun.models.config import as_transformers
 from forerun.training.windows import Phase, Windows, window_trainer
 from recipes import zoo
 from recipes.corpus import read_modules
@@ -74,7 +75,9 @@ def test_the_recipe_learns_and_publishes_a_pair_that_loads(tiny: None, tmp_path:
     trained = AutoModelForCausalLM.from_pretrained(work / "checkpoint")
     assert next(iter(trained.parameters())).dtype == torch.bfloat16
     path = package / "target.gguf"
-    theirs = read_by_transformers(path, forerun.models.Checkpoint.open(path).config)
+    theirs = read_by_transformers(
+        path, as_transformers(forerun.models.Checkpoint.open(path).config)
+    )
     ids = AutoTokenizer.from_pretrained(work / "checkpoint").encode("def function_3(step")
     assert ids == engine.tokenizer.encode("def function_3(step")  # type: ignore[union-attr]
     expected = theirs.generate(

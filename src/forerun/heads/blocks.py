@@ -103,7 +103,7 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
 def _config(kind: str, values: dict[str, Any], where: str) -> Any:
     """Config with these values; transformers fills in what is not plain Llama."""
     if kind == "llama" and values.keys() >= _SIZES and not values.keys() & _SPECIAL:
-        return DecoderConfig(kind, **values)
+        return DecoderConfig.of(where, kind, values)
     from transformers import AutoConfig
 
     try:

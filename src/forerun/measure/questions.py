@@ -78,7 +78,7 @@ def read_questions(
     """
     questions: list[Question] = []
     for path in map(Path, paths):
-        if not path.is_dir():
+        if not _is_folder(path):
             questions += _of_file(path, on_bad, by_file)
             continue
         read = [
@@ -152,6 +152,14 @@ def _whole(file: Path, category: str) -> list[Question]:
     return [Question((text,), category, category, question_id=file.name)] if text.strip() else []
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        # A name that no file can have is refused where it is read.
+        return False
+
+
 def _files_of(folder: Path) -> list[Path]:
     try:
         return sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
@@ -164,6 +172,8 @@ def _of_json(line: str, where: str, source: str) -> Question | None:
     if "\\ud" in line.lower() and not _is_utf8(content):
         raise PromptError(f"{where} is not valid UTF-8; it holds half of a character.")
     if isinstance(content, str):
+        if not content.strip():
+            raise PromptError(f"{where} is an empty text; give one, or leave the line out.")
         return Question((content,), source, source)
     if not isinstance(content, Mapping):
         raise PromptError(f"{where} is no object; {_keys()}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ _NUMBERS: tuple[tuple[tuple[str, ...], type, dict[str, Any]], ...] = (
     (_SIZES, int, {"ge": 1, "le": 2**30}),
     (("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), float, {"ge": 0.0, "le": 1.0}),
     (("rope_theta",), float, {"gt": 0.0, "le": 1e30}),
-    (("tie_word_embeddings",), bool, {}),
+    (("tie_word_embeddings", "attention_bias", "mlp_bias"), bool, {}),
 )
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _ROPE_NUMBERS = (
@@ -83,6 +83,18 @@ class DecoderConfig(SimpleNamespace):
             | values
             | {"rope_parameters": rope | (values.get("rope_parameters") or {})},
         )
+
+    @classmethod
+    def of(cls, where: Path | str, model_type: str, values: Mapping[str, Any]) -> DecoderConfig:
+        """Make a config of values from a file.
+
+        Raises:
+            CheckpointError: for a number of layers that no model has, naming the file.
+        """
+        with _in_file(where):
+            layers = values.get("num_hidden_layers")
+            check("num_hidden_layers", layers, int, ge=1, le=MOST_LAYERS)
+        return cls(model_type, **values)
 
     def get_text_config(self) -> DecoderConfig:
         """Itself, which is the config of a text model."""
@@ -159,7 +171,7 @@ def check_config(config: Any, path: Path | str) -> None:
         _check_rope(getattr(text, "rope_parameters", None) or {})
         for name in _ACTIVATIONS:
             value = getattr(text, name, None)
-            if value is not None and value not in ACTIVATIONS:
+            if value is not None and not (isinstance(value, str) and value in ACTIVATIONS):
                 _check_activation(name, value)
         if native(config):
             read_architecture(config)

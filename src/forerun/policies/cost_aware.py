@@ -47,6 +47,8 @@ REST, LONGEST_REST, CROWD = 32, 256, 4
 # Looking up takes time in each round. If nothing pays, it pauses for one round after DRY rounds without an
 # accepted token, for two rounds after twice as many, and for at most MOST_MISSED.
 DRY, MOST_MISSED = 24, 3
+# Nothing is looked up in such rounds.
+_NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
 # Plain rounds after which a draft runs cold.
 COLD_AFTER = 8
 
@@ -95,6 +97,8 @@ class CostAwarePolicy(BasePolicy):
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds, self._is_plain = 0.0, 0, True
         self._tried: Trials | None = None
+        # The members that could have drafted in the last round that was planned.
+        self._offering: dict[Member, None] = {}
         self._memory: Memory | None = None
 
     @property
@@ -300,7 +304,7 @@ class CostAwarePolicy(BasePolicy):
                 self._plain.add(len(stretch.plans), seen)
             self._plain_before += len(stretch.seen)
             self._dry += len(stretch.seen)
-            for member in self._beliefs.members:
+            for member in self._offering:
                 member.trials.wait(len(stretch.seen) - 1)
             self._take_in_plain()
 
@@ -327,7 +331,7 @@ class CostAwarePolicy(BasePolicy):
             self._outlook.offers(request, text, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
-        members = {offer.member: None for offer in chain(*offers)}
+        self._offering = members = {offer.member: None for offer in chain(*offers)}
         declined = all(offer.is_declined for offer in chain(*offers))
         if declined and all(member.trials.rounds_left > 1 for member in members):
             # Nothing has changed since the last round, and no try is due.
@@ -398,6 +402,8 @@ class CostAwarePolicy(BasePolicy):
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Number of rounds without a draft if none pays: until the next try, or for a while."""
         if not (self._beliefs.only_models or len(texts) >= CROWD):
+            if all(text.reason in _NOT_LOOKED for text in texts):
+                return 1
             written = min(request.num_output_tokens for request in requests)
             return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
         if any(text.reason is not PlainReason.PAUSED for text in texts):

@@ -40,5 +40,7 @@ def _blocks(result: Result) -> Iterator[str]:
 
 
 def _line(texts: Iterable[str]) -> str:
-    cells = (text.strip().replace("|", "\\|") for text in texts)
+    # A line break would end the row, and a backslash before a bar would free it.
+    lines = (" ".join(text.split()) for text in texts)
+    cells = (line.replace("\\", "\\\\").replace("|", "\\|") for line in lines)
     return f"| {' | '.join(cells)} |"

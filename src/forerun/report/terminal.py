@@ -52,7 +52,8 @@ def show(result: Result) -> None:
         said = ["\n".join(map(_text, part)) for part in (result.answers, result.endings)]
         parts = [said[0], *map(as_text, result.tables), said[1]]
         print("\n\n".join(filter(None, parts)), flush=True)
-    if result.legend:
+    # Python's print takes no stream, as a closed one is, for standard output.
+    if result.legend and sys.stderr is not None:
         print(", ".join(result.legend), file=sys.stderr)
     for note in result.notes:
         print(f"forerun: {note}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,11 +141,13 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not isinstance(record, dict):
                     raise TrainingError(f"{printable(path)}, line {number}: not a JSON object.")
                 yield number, record
+    except gzip.BadGzipFile:
+        problem = "is not compressed by gzip"
     except OSError as error:
         problem = f"cannot be read: {reason(error)}"
-    except (EOFError, UnicodeDecodeError):
-        problem = "is cut off or not UTF-8"
-    except json.JSONDecodeError:
+    except (EOFError, UnicodeDecodeError, zlib.error):
+        problem = "is cut off, damaged or not UTF-8"
+    except (ValueError, RecursionError):
         problem = f"is not JSON in line {number}"
     if problem:
         raise TrainingError(
@@ -166,6 +169,8 @@ def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Con
     assert isinstance(answer, list)
     category = str(record.get("category") or record.get("source") or "")
     temperature = record.get("temperature", 1.0)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise TrainingError(f"{where}: temperature is {shown(temperature)}; it must be a number.")
     return Conversation(tuple(prompt), tuple(answer), category, float(temperature))
 
 

@@ -66,7 +66,7 @@ def read_gguf_config(header: GgufHeader) -> Any:
     if family == "llama":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    config = DecoderConfig(family, **values)
+    config = DecoderConfig.of(path, family, values)
     check_config(config, path)
     _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
     return config
