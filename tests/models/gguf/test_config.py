@@ -131,6 +131,14 @@ def test_what_has_no_default(key: str, path: Path) -> None:
         Checkpoint.open(path)
 
 
+@pytest.mark.parametrize("value", ["2", 2.0, [2, 2], 2**32 - 1])
+def test_a_number_of_layers_that_no_model_has(value: object, path: Path) -> None:
+    """Nothing is allocated for it."""
+    write_model(path, metadata={"llama.block_count": value})
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
+        Checkpoint.open(path)
+
+
 def test_as_many_key_heads_as_heads_by_default(path: Path) -> None:
     for family in ("llama", "qwen2", "qwen3"):
         write_model(

@@ -1,0 +1,47 @@
+"""A head's layers are read from its config: values that no model has are refused, naming the file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forerun.errors import CheckpointError, UnsupportedModelError
+from forerun.heads.blocks import read_layers
+from forerun.models.config import as_transformers
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 99,
+    "max_position_embeddings": 77,
+}
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
+    shape = read_layers(LLAMA, "config.json")
+    theirs = as_transformers(shape.config)
+    assert (shape.num_kv_heads, shape.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert (shape.norm_eps, shape.activation) == (theirs.rms_norm_eps, theirs.hidden_act)
+    assert shape.config.rope_parameters == theirs.rope_parameters
+    assert (shape.attention_bias, shape.mlp_bias) == (theirs.attention_bias, theirs.mlp_bias)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", "1"),
+        ("num_hidden_layers", 1.5),
+        ("num_hidden_layers", 10**19),
+        ("hidden_act", ["silu"]),
+        ("attention_bias", "false"),
+        ("mlp_bias", {}),
+        ("hidden_size", 65),
+    ],
+)
+def test_values_that_no_model_has(key: str, value: object) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=r"config\.json"):
+        read_layers({**LLAMA, key: value}, "config.json")
