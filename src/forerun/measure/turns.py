@@ -34,9 +34,9 @@ def in_turns(
     for turn in range(turns):
         see(turn)
         times.append((seconds_of(plain), seconds_of(other)))
-    ratios = [ours / theirs for ours, theirs in times]
-    ours, theirs = map(median, zip(*times, strict=True))
-    return Turns(ours, theirs, median(ratios), min(ratios), max(ratios))
+    ratios = [first / second for first, second in times]
+    first, second = map(median, zip(*times, strict=True))
+    return Turns(first, second, median(ratios), min(ratios), max(ratios))
 
 
 def seconds_of(run: Callable[[], object]) -> float:
