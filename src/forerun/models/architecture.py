@@ -105,11 +105,6 @@ def read_architecture(config: Any) -> Architecture:
             f"num_attention_heads is {shape.num_heads}; it must be a multiple of "
             f"num_key_value_heads, {shape.num_kv_heads}."
         )
-    if not gpt2 and not getattr(config, "head_dim", None) and shape.hidden_size % shape.num_heads:
-        raise CheckpointError(
-            f"hidden_size is {shape.hidden_size}; without head_dim it must be a multiple of "
-            f"num_attention_heads, {shape.num_heads}."
-        )
     if gpt2 and shape.hidden_size % shape.num_heads:
         raise CheckpointError(
             f"n_embd is {shape.hidden_size}; it must be a multiple of n_head, {shape.num_heads}."

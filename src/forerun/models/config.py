@@ -89,12 +89,20 @@ class DecoderConfig(SimpleNamespace):
         """Make a config of values from a file.
 
         Raises:
-            CheckpointError: for a number of layers that no model has, naming the file.
+            CheckpointError: for a number of layers that no model has, and a hidden size that does not
+                divide among the heads, naming the file.
         """
         with _in_file(where):
             layers = values.get("num_hidden_layers")
             check("num_hidden_layers", layers, int, ge=1, le=MOST_LAYERS)
-        return cls(model_type, **values)
+            config = cls(model_type, **values)
+            _check_numbers(partial(getattr, config))
+            if not hasattr(config, "head_dim") and config.hidden_size % config.num_attention_heads:
+                raise CheckpointError(
+                    f"hidden_size is {config.hidden_size}; without head_dim it must be a multiple of "
+                    f"num_attention_heads, {config.num_attention_heads}."
+                )
+        return config
 
     def get_text_config(self) -> DecoderConfig:
         """Itself, which is the config of a text model."""
