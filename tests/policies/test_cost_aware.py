@@ -23,7 +23,7 @@ from forerun.core import (
 )
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
-from forerun.policies import cost_aware
+from forerun.policies import cost_aware, stretch
 from forerun.policies.acceptance import Acceptance
 from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
@@ -340,15 +340,13 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
         del looked[:]
         world.each(made, [100])
         # A text that begins is looked at in each round, whatever the one before was like.
-        assert looked[: cost_aware.DRY] == list(range(cost_aware.DRY))
-        assert (
-            max(after - before for before, after in pairwise(looked)) == 1 + cost_aware.MOST_MISSED
-        )
+        assert looked[: stretch.DRY] == list(range(stretch.DRY))
+        assert max(after - before for before, after in pairwise(looked)) == 1 + stretch.MOST_MISSED
         assert len(looked) < 60
     del looked[:]
     world.each(made, [300])
     found = [position for position in looked if position >= 150]
-    assert found[0] <= 150 + cost_aware.MOST_MISSED
+    assert found[0] <= 150 + stretch.MOST_MISSED
     assert world.drafted > 0.7 * (300 - found[0])
 
 

@@ -33,7 +33,7 @@ from forerun.policies.decisions import Decisions
 from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
-from forerun.policies.stretch import PlainRounds, Seen, Stretch, Timing
+from forerun.policies.stretch import Drought, PlainRounds, Seen, Stretch, Timing
 from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
 from forerun.policies.trials import Trials
 from forerun.policies.valuation import Valuation
@@ -44,9 +44,6 @@ LONGEST = 16
 # If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
 # applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
-# Looking up takes time in each round. If nothing pays, it pauses for one round after DRY rounds without an
-# accepted token, for two rounds after twice as many, and for at most MOST_MISSED.
-DRY, MOST_MISSED = 24, 3
 # Nothing is looked up in such rounds.
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
 # Plain rounds after which a draft runs cold.
@@ -92,7 +89,7 @@ class CostAwarePolicy(BasePolicy):
         self._texts: dict[int, Text] = {}
         self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self._valuation = Valuation(self._beliefs)
-        self._timing, self._plain_before, self._dry = Timing(), 0, 0
+        self._timing, self._drought = Timing(), Drought()
         self._stretch, self._plain = Stretch(), PlainRounds()
         self.clock: Callable[[], float] = perf_counter
         self._planning, self._rounds, self._is_plain = 0.0, 0, True
@@ -140,8 +137,8 @@ class CostAwarePolicy(BasePolicy):
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
         self._valuation.forget()
-        self._timing, self._plain_before, self._dry = Timing(), 0, 0
-        self._stretch, self._plain = Stretch(), PlainRounds()
+        self._timing, self._drought = Timing(), Drought()
+        self._stretch, self._plain, self._offering = Stretch(), PlainRounds(), {}
 
     def close(self) -> None:
         self._take_in()
@@ -188,8 +185,7 @@ class CostAwarePolicy(BasePolicy):
             if not self._plain.takes(len(requests)):
                 self._take_in_plain()
             self._plain.add(len(requests), seen)
-            self._plain_before += 1
-            self._dry += 1
+            self._drought.note(1)
             if self._timing.is_due or not self.costs.is_known:
                 self._take_in_plain()
         else:
@@ -199,7 +195,8 @@ class CostAwarePolicy(BasePolicy):
     def _learn(self, requests: Sequence[Request], rounds: Sequence[Seen]) -> float:
         """Take in rounds with the same plans and return the gain of tries among them, in plain rounds."""
         batch_size, count = len(requests), len(rounds)
-        extra, emitted, accepted, depth, made = 0, 0, 0, 0.0, list[tuple[Text, Choice]]()
+        extra, emitted, accepted, depth, found = 0, 0, 0, 0.0, False
+        made = list[tuple[Text, Choice]]()
         texts = [self._text(request) for request in requests]
         for place, (drafts, verdicts, _, _) in enumerate(rounds, 1):
             depth += max(draft.tree.depth for draft in drafts) / count
@@ -210,16 +207,15 @@ class CostAwarePolicy(BasePolicy):
                 emitted += len(verdict.token_ids)
                 if text.choice is not None and verdict.token_ids:
                     made.append((text, text.choice))
-                    self._dry *= verdict.num_accepted == 0
+                    found = found or verdict.num_accepted > 0
                     if text.choice.is_try:
                         accepted += verdict.num_accepted
                     text.learn_draft(request, draft, verdict, place == count)
         # Rounds after a prompt or a rest run cold; their costs say nothing of other rounds.
         cold = bool(extra) and (
-            self._plain_before >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
+            self._drought.plain >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
         )
-        self._plain_before = 0 if extra else self._plain_before + count
-        self._dry += count
+        self._drought.note(count, extra > 0, found)
         # Measured times, limited because an interruption may have added to them.
         usual = OUTLIER * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
         forwards = [min(max(times.target + times.verify, 0.0), usual) for _, _, times, _ in rounds]
@@ -296,14 +292,13 @@ class CostAwarePolicy(BasePolicy):
             # The first round may have run cold, or run a prompt before drafting.
             choices = [self._text(request).choice for request in stretch.requests]
             prompts = any(choice is not None and choice.offer.pending > MUCH for choice in choices)
-            first = int(prompts or self._plain_before > 0 or self._tried is not None)
+            first = int(prompts or self._drought.plain > 0 or self._tried is not None)
             parts = stretch.seen[:first], stretch.seen[first:]
             self._judge([self._learn(stretch.requests, rounds) for rounds in parts if rounds])
         elif stretch.seen:
             for seen in stretch.seen:
                 self._plain.add(len(stretch.plans), seen)
-            self._plain_before += len(stretch.seen)
-            self._dry += len(stretch.seen)
+            self._drought.note(len(stretch.seen))
             for member in self._offering:
                 member.trials.wait(len(stretch.seen) - 1)
             self._take_in_plain()
@@ -405,11 +400,11 @@ class CostAwarePolicy(BasePolicy):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
             written = min(request.num_output_tokens for request in requests)
-            return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
+            return 1 + self._drought.missed(written)
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
         # Rest as long as before, because knowledge changes ever more slowly. A try that is due but cannot be
         # paid for waits for the account.
-        rest = min(max(self._plain_before, REST), LONGEST_REST)
+        rest = min(max(self._drought.plain, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

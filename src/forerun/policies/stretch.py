@@ -16,6 +16,9 @@ MISSES = 2
 SOON, LATE, DIFFERENT, COUNTED = 25, 100, 1.2, 4
 # Most plain rounds that are learned from together, and most that they count as.
 REPEATED = 8
+# Looking up takes time in each round. If nothing pays, it pauses for one round after DRY rounds without an
+# accepted token, for two rounds after twice as many, and for at most MOST_MISSED.
+DRY, MOST_MISSED = 24, 3
 
 
 class Seen(NamedTuple):
@@ -51,6 +54,22 @@ class PlainRounds:
         self.batch_size = batch_size
         self.seconds.append(seen.times.target + seen.times.verify)
         self.planning += seen.planning
+
+
+class Drought:
+    """Rounds without a draft, and rounds without an accepted token, up to now."""
+
+    def __init__(self) -> None:
+        self.plain = self.dry = 0
+
+    def note(self, rounds: int, drafted: bool = False, accepted: bool = False) -> None:
+        """Note rounds that drafted alike; `accepted` if any drafted token was."""
+        self.plain = 0 if drafted else self.plain + rounds
+        self.dry = rounds if accepted else self.dry + rounds
+
+    def missed(self, written: int) -> int:
+        """Rounds in which a text of `written` tokens is not looked at, after one that found nothing."""
+        return min(min(self.dry, written) // DRY, MOST_MISSED)
 
 
 class Timing:
