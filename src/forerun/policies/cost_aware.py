@@ -355,7 +355,8 @@ class CostAwarePolicy(BasePolicy):
                     text.choice = Choice(offer, length)
                     chosen.add(offer.member)
                     offer.member.trials.reset()
-        if rounds := self._try_one(requests, texts, offers, chosen):
+        self._tried, rounds = self._outlook.try_one(requests, texts, offers, chosen)
+        if self._tried is not None:
             return rounds if found is None else 1
         if found is None:
             return self._rounds_of_rest(requests, texts)
@@ -370,29 +371,6 @@ class CostAwarePolicy(BasePolicy):
             rounds = min(rounds, max(text.drafts, 1))
             rounds = min(rounds, self._outlook.rounds_left(request, text.choice.length))
         return rounds
-
-    def _try_one(
-        self,
-        requests: Sequence[Request],
-        texts: Sequence[Text],
-        offers: Sequence[list[Offer]],
-        chosen: set[Member],
-    ) -> int:
-        """Try, for one request, a drafter that is not expected to pay, if it is due; return the rounds."""
-        for member in {offer.member: None for offer in chain(*offers)}:
-            if member in chosen:
-                continue
-            member.trials.wait()
-            if member.trials.rounds_left > 0:
-                continue
-            every = list(zip(requests, texts, offers, strict=True))
-            for request, text, own in sorted(every, key=lambda entry: entry[1].choice is not None):
-                for offer in [offer for offer in own if offer.member is member]:
-                    if length := self._outlook.try_length(request, offer, len(requests)):
-                        text.choice = Choice(offer, length, is_try=True)
-                        self._tried = member.trials
-                        return self._outlook.try_rounds(request, text.choice, len(requests))
-        return 0
 
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Number of rounds without a draft if none pays: until the next try, or for a while."""

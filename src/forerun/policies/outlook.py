@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import chain
 
 from forerun.core import PlainReason, Request
 from forerun.policies.account import Account
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.lengths import Offer
-from forerun.policies.texts import Choice, Text
+from forerun.policies.texts import Choice, Member, Text
+from forerun.policies.trials import Trials
 
 # Budget for learning: TUITION is the share of the first request's time, which counts FIRST_TOKENS tokens at
 # least; a request near its end may lose LEAST_TUITION of a plain round.
@@ -141,6 +143,32 @@ class Outlook:
         if not self._beliefs.only_models or not long or cost > DEAREST_TRY:
             return 1
         return min(TRY_ROUNDS if cost <= TRY_COST else 2, self.rounds_left(request, length))
+
+    def try_one(
+        self,
+        requests: Sequence[Request],
+        texts: Sequence[Text],
+        offers: Sequence[list[Offer]],
+        chosen: Container[Member],
+    ) -> tuple[Trials | None, int]:
+        """Choose a due try of a drafter that is not expected to pay, for one request.
+
+        Returns:
+            The schedule of the drafter that is tried, None if none is, and the rounds of the try.
+        """
+        for member in {offer.member: None for offer in chain(*offers)}:
+            if member in chosen:
+                continue
+            member.trials.wait()
+            if member.trials.rounds_left > 0:
+                continue
+            every = list(zip(requests, texts, offers, strict=True))
+            for request, text, own in sorted(every, key=lambda entry: entry[1].choice is not None):
+                for offer in [offer for offer in own if offer.member is member]:
+                    if length := self.try_length(request, offer, len(requests)):
+                        text.choice = Choice(offer, length, is_try=True)
+                        return member.trials, self.try_rounds(request, text.choice, len(requests))
+        return None, 0
 
     def rounds_left(self, request: Request, length: int) -> int:
         """Number of rounds with drafts of this length for which a request surely has room."""
