@@ -23,7 +23,7 @@ from forerun.contracts import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import DRAFTERS
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.round import TimedRound
+from forerun.engine.parts import TimedRound
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.placement import resolve_device
 from forerun.params import SamplingParams

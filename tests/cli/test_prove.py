@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import Draft, Exactness
-from forerun.engine.round import Parts
+from forerun.engine.parts import Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.models.zoo import PACKAGED
 from forerun.verification import RULES

@@ -9,25 +9,22 @@ from typing import Any, Self, overload
 
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
-from forerun.core import MOST_NODES, NO_HINTS, Exactness, Hints, Stats
+from forerun.core import NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.added import Added
 from forerun.engine.chat import Message
 from forerun.engine.compatibility import (
     EngineSettings,
-    check_depth,
     check_engine,
     check_hook,
     check_part,
-    new_cache,
     refuse_unknown,
 )
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.guarded import GuardedDrafter
 from forerun.engine.intake import Intake, Params
+from forerun.engine.parts import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
-from forerun.engine.round import OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sessions import Sessions
 from forerun.engine.stream import Stream, follow, follow_plain, run_all
@@ -37,7 +34,6 @@ from forerun.options import changes
 from forerun.params import SamplingParams
 from forerun.policies.fixed import FixedPolicy
 from forerun.randomness import Randomness, fresh_seed
-from forerun.trees.plans import resolve_tree
 
 
 class Engine(Sessions):
@@ -99,27 +95,18 @@ class Engine(Sessions):
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
         self.max_batch_size, self.compression = settings.max_batch_size, compression
-        self.rules: dict[str, Verifier] = {}
-        """Rules in use by name; a rule added here replaces that of the table."""
         self.policy = None if drafter is None else policy or self.config.make_policy()
-        tree = resolve_tree(self.config.tree)
-        check_depth(tree, self.config)
-        trees = drafter is not None and (drafter.draws_trees or tree is not None)
-        capacity = self.max_context + (MOST_NODES if trees else 0)
-        cache, evicts = new_cache(target, self.max_batch_size, capacity, compression)
-        self._parts = Parts(
+        self._parts = Parts.of(
             target,
-            cache,
-            evicts,
-            randomness or Randomness(),
-            self.config,
-            None if drafter is None else GuardedDrafter(drafter, target, cache),
+            drafter,
             self.policy,
-            tree,
-            self.rules,
+            self.config,
+            randomness or Randomness(),
+            (self.max_batch_size, self.max_context),
+            compression,
         )
-        if drafter is not None:
-            self._parts.attach(self.max_batch_size)
+        self.rules: dict[str, Verifier] = self._parts.rules
+        """Rules in use by name; a rule added here replaces that of the table."""
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
         if self.policy is not None:
             self.policy.rehearse(partial(rehearse, self._scheduler, self.max_context))

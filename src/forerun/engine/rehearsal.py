@@ -9,8 +9,8 @@ from typing import Any, cast
 from forerun.contracts import FILLER, Drafter
 from forerun.core import Draft, Hints, PlainReason, Plan, Request, RoundTimes
 from forerun.engine.guarded import GuardedDrafter
+from forerun.engine.parts import TimedRound
 from forerun.engine.requests import Running
-from forerun.engine.round import TimedRound
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.text import TextStream
 from forerun.params import SamplingParams

@@ -7,133 +7,40 @@ leaves the request and its rows in the caches unchanged, and the next round cont
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import Cache, CausalLM, Drafter, Evicts, Policy, Verifier
+from forerun.contracts import Cache, Drafter, Verifier
 from forerun.core import (
     NO_DRAFT,
     Batch,
     Draft,
     Drawing,
-    Exactness,
     ForwardOutput,
     PlainReason,
     Plan,
     Request,
     RoundTimes,
-    Tree,
     Verdict,
 )
-from forerun.engine.config import SpeculativeConfig
-from forerun.engine.guarded import GuardedDrafter, trim
+from forerun.engine.guarded import trim
+from forerun.engine.parts import Parts, TimedRound
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
-from forerun.verification import AUTO, TargetRows, drawing_for, make_rule, resolve
-from forerun.verification.explain import Explanation, explain
+from forerun.verification import TargetRows, drawing_for, resolve
+from forerun.verification.explain import explain
 
 logger = logging.getLogger(__name__)
 
 _ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
 _EVICTS, _FAILED = Plan(0, reason=PlainReason.EVICTS), Plan(0, reason=PlainReason.FAILED)
-
-OnRound = Callable[[Request, Draft, Verdict], None]
-"""A hook that sees the draft and the verdict of a request in a round, before the request is extended."""
-OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
-"""A hook like `OnRound` that also sees the tests behind the verdict; None for a rule not of forerun."""
-
-
-@dataclass(frozen=True)
-class TimedRound:
-    """A round that is over.
-
-    Args:
-        requests, plans, drafts, verdicts: those of the batch, in its order.
-        times: times of the whole batch.
-    """
-
-    requests: Sequence[Request]
-    plans: Sequence[Plan]
-    drafts: Sequence[Draft]
-    verdicts: Sequence[Verdict]
-    times: RoundTimes
-
-    @property
-    def reasons(self) -> list[PlainReason]:
-        """For each request the reason why it did not draft, if it did not."""
-        return [
-            draft.reason if plan.num_tokens else plan.reason
-            for plan, draft in zip(self.plans, self.drafts, strict=True)
-        ]
-
-
-OnTimed = Callable[[TimedRound], None]
-"""A hook that sees a round after it is over and counted."""
-
-
-@dataclass
-class Parts:
-    """The parts that rounds work with.
-
-    Args:
-        target: the model that verifies.
-        cache: the target's cache.
-        evicts: the cache again if it evicts.
-        randomness: source of all draws.
-        config: configuration of speculation.
-        guarded: the drafter.
-        policy: None decodes plainly, as does a missing drafter.
-        tree: the config's tree, read from its file.
-        rules: rules in use by name; a rule added here replaces that of the table.
-        on_round, on_explained, on_timed: hooks.
-    """
-
-    target: CausalLM
-    cache: Cache
-    evicts: Evicts | None
-    randomness: Randomness
-    config: SpeculativeConfig
-    guarded: GuardedDrafter | None = None
-    policy: Policy | None = None
-    tree: Tree | str | None = None
-    rules: dict[str, Verifier] = field(default_factory=dict)
-    on_round: OnRound | None = None
-    on_explained: OnExplained | None = None
-    on_timed: OnTimed | None = None
-
-    @property
-    def drafter(self) -> Drafter | None:
-        """The drafter itself, for reading its declarations."""
-        return None if self.guarded is None else self.guarded.drafter
-
-    def attach(self, rows: int) -> None:
-        """Attach drafter and policy to the parts that they work for, with `rows` requests at once."""
-        assert self.drafter is not None
-        assert self.policy is not None
-        self.drafter.attach(self.cache)
-        self.policy.attach(self.target, self.drafter, rows)
-
-    @property
-    def exactness(self) -> Exactness:
-        """Exactness of the target, unless drafter, named rule or cache change the distribution."""
-        methods = [] if self.evicts is None else [Exactness.APPROXIMATE]
-        if self.drafter is not None:
-            methods.append(self.drafter.exactness)
-            if self.config.rejection_sample_method != AUTO:
-                methods.append(self.rule_named(self.config.rejection_sample_method).exactness)
-        return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
-
-    def rule_named(self, name: str) -> Verifier:
-        if name not in self.rules:
-            self.rules[name] = make_rule(name)
-        return self.rules[name]
 
 
 def run_round(parts: Parts, batch: Sequence[Running]) -> None:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
+from forerun.engine.parts import Parts
 from forerun.engine.requests import Running
-from forerun.engine.round import Parts, run_round, settle
+from forerun.engine.round import run_round, settle
 from forerun.errors import ConfigError
 from forerun.models.running import common_prefix
 

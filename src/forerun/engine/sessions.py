@@ -13,8 +13,8 @@ import forerun
 from forerun.contracts import Ability, CausalLM, SavesRows
 from forerun.core import Batch, Exactness
 from forerun.engine.intake import Intake
+from forerun.engine.parts import Parts
 from forerun.engine.prompts import Prompt
-from forerun.engine.round import Parts
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sealed import Sealed
 from forerun.engine.session_file import Contents, Session, SessionFile, write_session

@@ -16,7 +16,7 @@ from forerun.options import Text, check, plain
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
-    from forerun.engine.round import TimedRound
+    from forerun.engine.parts import TimedRound
 
 MOST_ROUNDS, MOST_TOKENS = 1 << 20, 1 << 16
 

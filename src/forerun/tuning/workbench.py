@@ -18,7 +18,7 @@ from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.engine.round import TimedRound
+from forerun.engine.parts import TimedRound
 from forerun.params import SamplingParams
 from forerun.tuning.contexts import Shares, shares_of
 from forerun.tuning.records import Confirmed, Output, Round, Timing
