@@ -358,9 +358,8 @@ def _safe(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{file} is corrupt or cut off ({one_line(error)}); download it again."
-        ) from error
+        text = f"{file} is corrupt or cut off ({one_line(error)}); download it again."
+        raise CheckpointError(text) from error
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

@@ -59,9 +59,8 @@ def best_lengths(
 ) -> Lengths | None:
     """The most valuable lengths for some offers, one per request; None if plain decoding is better.
 
-    Tokens are added by falling probability of acceptance, and their time is summed up; the best of
-    these sets is returned. The value of a set is its tokens less those that its time would bring
-    otherwise.
+    Tokens are added by falling probability of acceptance. The value of such a set is its tokens less
+    those that its time would bring otherwise.
 
     Args:
         offers: one offer per request.
@@ -70,7 +69,6 @@ def best_lengths(
         speed: seconds per second of the curve.
         most_seconds: most seconds added to a plain round, which are lost if nothing is accepted.
     """
-    # The next token of each offer, by falling probability.
     entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
     heapify(entries)
     rises, last = curve.rises, len(curve.rises) - 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.files import lock, printable, reason
 from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu.threads import num_threads
@@ -40,7 +39,7 @@ from forerun.training.earlier import (
     write_object,
 )
 from forerun.training.loop import Progress, Trainer, TrainingSettings
-from forerun.training.processes import join
+from forerun.training.processes import join, locked
 from forerun.training.recipes import Recipe, Untrained, draft_ids
 
 _UNLIMITED = 10**15
@@ -158,7 +157,7 @@ class DrafterRun:
                 trains in the directory.
         """
         work = self.out / WORK
-        with _locked(work) if self.processes.first else nullcontext():
+        with locked(work) if self.processes.first else nullcontext():
             return self._run(work)
 
     def _run(self, work: Path) -> Report:
@@ -377,28 +376,6 @@ def _stored(drafter: Untrained) -> dict[str, Tensor]:
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         for name, tensor in drafter.tensors().items()
     }
-
-
-def _locked(work: Path) -> IO[str]:
-    """The lock of a run's directory, which is created if it is missing.
-
-    Raises:
-        TrainingError: if it cannot be created, or another run trains in it.
-    """
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        file = (work / "lock").open("w", encoding="utf-8")
-    except OSError as error:
-        raise TrainingError(
-            f"{printable(work.parent)} can be no directory of a drafter: {reason(error)}; give "
-            "another --output."
-        ) from error
-    if not lock(file):
-        file.close()
-        raise TrainingError(
-            f"another run trains in {printable(work.parent)}; wait for its end, or give another --output."
-        )
-    return file
 
 
 def _bytes_of(drafter: Untrained) -> tuple[int, int]:

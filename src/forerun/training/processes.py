@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import IO, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from forerun.errors import TrainingError
+from forerun.files import lock, printable, reason
 
 T = TypeVar("T")
 
@@ -82,3 +84,25 @@ def _joined_by_torch() -> Processes:
             "torchrun or accelerate, or unset WORLD_SIZE to train in one."
         ) from error
     return Processes(distributed.get_rank(), distributed.get_world_size())
+
+
+def locked(work: Path) -> IO[str]:
+    """The lock of a run's directory, which is created if it is missing.
+
+    Raises:
+        TrainingError: if it cannot be created, or another run trains in it.
+    """
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / "lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(
+            f"{printable(work.parent)} can be no directory of a drafter: {reason(error)}; give "
+            "another --output."
+        ) from error
+    if not lock(file):
+        file.close()
+        raise TrainingError(
+            f"another run trains in {printable(work.parent)}; wait for its end, or give another --output."
+        )
+    return file
