@@ -14,10 +14,11 @@ from forerun.contracts import CausalLM, ChainRequest
 from forerun.core import Draft, Drawing, Request, View
 from forerun.drafters import self_sparse
 from forerun.drafters.self_sparse import SelfSparseDrafter
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.errors import CacheError, ConfigError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import check_drafter
+from forerun.testing.toy import ToyCache
 from tests.helpers.against_plain import accepted
 from tests.helpers.backends import on_both
 from tests.helpers.kernel_models import PRECISIONS, needs_kernels
@@ -317,3 +318,14 @@ def test_targets_and_layers_that_it_cannot_have(tmp_path: Path) -> None:
         SelfSparseDrafter(adapted)
     with pytest.raises(ConfigError, match=r"layers \[0\] cannot be skipped in a target of 3"):
         SelfSparseDrafter(LayeredToyModel(VOCAB), NARROW, (0,))
+
+
+def test_a_cache_that_cannot_be_read_through_its_view_is_refused() -> None:
+    """Whatever class it is of: the cache says so itself."""
+
+    class Whole(ToyCache):
+        def check_view(self, view: View | None) -> None:
+            raise CacheError("this cache is read as a whole.")
+
+    with pytest.raises(CacheError, match="read as a whole"):
+        SelfSparseDrafter(LayeredToyModel(VOCAB), NARROW).attach(Whole(1, 8))

@@ -85,6 +85,17 @@ class Evicts(Cache, Protocol):
         """
 
 
+class ReadThroughViews(Cache, Protocol):
+    """A cache of a model with `Ability.VIEWS`."""
+
+    def check_view(self, view: View | None) -> None:
+        """Refuse a view that this cache cannot be read through.
+
+        Raises:
+            CacheError: naming the reason.
+        """
+
+
 class SavesRows(Cache, Protocol):
     """A cache whose rows can be copied out and later, or elsewhere, copied back in.
 
@@ -199,7 +210,7 @@ def compresses_cache(model: CausalLM) -> TypeGuard[CompressesCache]:
 
 
 class ReadsViews(CausalLM, Protocol):
-    """A model with `Ability.VIEWS`."""
+    """A model with `Ability.VIEWS`; its caches are `ReadThroughViews`."""
 
     def bytes_read(self, context: int, layers: int, view: View | None = None) -> float:
         """Approximate bytes of weights, keys and values that one token reads in `layers` layers.

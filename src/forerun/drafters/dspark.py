@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
@@ -79,7 +80,7 @@ class DSparkDrafter(HeadDrafter):
         randomness: Randomness,
     ) -> None:
         """Run the block of each request, then grow its tree level by level."""
-        from forerun.trees.growth import grow
+        from forerun.trees.growth import grow, likely
 
         rows = [growth.request.row for growth in growths]
         self._head.run_context(self._cache, rows, [lacking.states for lacking in missing])
@@ -90,19 +91,16 @@ class DSparkDrafter(HeadDrafter):
         base = self._head.base_logits(hidden)
         levels = base.unbind(1)
         growing = dict(enumerate(growths))
-        expected = [1.0] * len(growths)
         for level in range(num_tokens):
             before: list[int] = []
             for growth in growing.values():
                 before += growth.run_frontier()[0] if level else growth.request.token_ids[-1:]
             places = [index for index, growth in growing.items() for _ in growth.frontier]
-            if self._least:
-                states = hidden[places, level]
-                nodes = self._confident(growing, places, states, before, expected, level)
-                growing = {
-                    index: growing[index] for index in dict.fromkeys(places[k] for k in nodes)
-                }
-                places, before = [places[k] for k in nodes], [before[k] for k in nodes]
+            shares = self._shares(hidden[places, level], before, level) if self._least else None
+            if shares is not None:
+                grows, nodes = likely(growing.values(), shares, self._least)
+                growing = dict(compress(growing.items(), grows))
+                places, before = list(compress(places, nodes)), list(compress(before, nodes))
                 if not growing:
                     return
             # A single row is read only once and need not be copied.
@@ -113,31 +111,13 @@ class DSparkDrafter(HeadDrafter):
             if not growing:
                 return
 
-    def _confident(
-        self,
-        growing: Mapping[int, Growth],
-        places: Sequence[int],
-        hidden: Tensor,
-        before: Sequence[int],
-        expected: list[float],
-        level: int,
-    ) -> list[int]:
-        """The nodes of the frontiers that get children: all of trees, and those of chains worth continuing.
-
-        A chain goes on while its next token is likely to be reached and accepted. The decision
-        depends on no token drawn after it.
-        """
+    def _shares(self, hidden: Tensor, before: Sequence[int], level: int) -> list[float] | None:
+        """Expected acceptance of the token after each of `before`; None without a confidence head."""
         logits = self._head.confidence(hidden, before)
         if logits is None:
-            return list(range(len(places)))
+            return None
         if level < len(self._calibration):
             scale, bias = self._calibration[level]
             logits = logits * scale + bias
-        nodes = []
-        for node, (index, share) in enumerate(zip(places, logits.sigmoid().tolist(), strict=True)):
-            if growing[index].ends_early:
-                expected[index] *= share
-                if expected[index] < self._least:
-                    continue
-            nodes.append(node)
-        return nodes
+        shares: list[float] = logits.sigmoid().tolist()
+        return shares

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import ChainRequest, DrafterSetup
@@ -29,13 +30,11 @@ class _Run:
         carried: the head's output after the text, then after each level that has been run, each [n,
             hidden_size].
         parents: parents of the nodes that have been run, as indices among them; -1 is the text.
-        expected: probability that all tokens of a chain are accepted.
     """
 
     growth: Growth
     carried: list[Tensor]
     parents: list[int] = field(default_factory=list)
-    expected: float = 1.0
 
     def carried_to(self, nodes: list[int]) -> Tensor:
         """The outputs that the children of some nodes read, [n, hidden_size]."""
@@ -136,12 +135,15 @@ class Eagle3Drafter(HeadDrafter):
         randomness: Randomness,
     ) -> None:
         """Grow trees of any kind, level by level."""
-        from forerun.trees.growth import grow
+        from forerun.sampling import top_shares
+        from forerun.trees.growth import grow, likely
 
         runs, logits = self._catch_up(growths, missing)
         while True:
             if self._least:
-                runs, logits = self._confident(runs, logits)
+                shares = top_shares(logits)
+                grows, nodes = likely((run.growth for run in runs), shares, self._least)
+                runs, logits = list(compress(runs, grows)), logits if all(nodes) else logits[nodes]
                 if not runs:
                     return
             grow([run.growth for run in runs], logits, randomness, self.module.vocabulary)
@@ -170,25 +172,6 @@ class Eagle3Drafter(HeadDrafter):
         last = [read[row, len(some) - 1 : len(some)] for row, some in enumerate(states)]
         runs = [_Run(growth, [state]) for growth, state in zip(growths, last, strict=True)]
         return runs, self.module.logits(last[0] if len(last) == 1 else torch.cat(last))
-
-    def _confident(self, runs: list[_Run], logits: Tensor) -> tuple[list[_Run], Tensor]:
-        """The runs that grow further, with their logits: all trees, and chains worth continuing.
-
-        A chain goes on while it is likely to be accepted with its next token. The decision depends
-        on no token drawn after it.
-        """
-        from forerun.sampling import top_shares
-
-        shares = iter(top_shares(logits))
-        kept, rows = [], []
-        for run in runs:
-            own = [next(shares) for _ in run.growth.frontier]
-            if run.growth.ends_early:
-                run.expected *= own[0]
-            grows = not run.growth.ends_early or run.expected >= self._least
-            kept += [run] if grows else []
-            rows += [grows] * len(own)
-        return kept, logits if all(rows) else logits[rows]
 
     def _run_most(self, request: Request, missing: Missing) -> Tensor:
         """Run most of the states that a row lacks if there are many; return the rest, one at least."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from forerun.contracts import (
     CausalLM,
     ChainRequest,
     DrafterSetup,
+    ReadThroughViews,
     drafts_chains,
     reads_views,
 )
@@ -145,10 +146,8 @@ class SelfSparseDrafter(OwnLayersDrafter):
             ConfigError: while the previous cache still exists.
             CacheError: for one that evicts, of which no part can be read alone.
         """
-        from forerun.kv_cache.evicting import Evicting
-
-        if isinstance(cache, Evicting):
-            cache.check_view(self.view)
+        # The constructor has run the target through a view.
+        cast(ReadThroughViews, cache).check_view(self.view)
         super().attach(cache)
 
     def cost_share(self, request: Request) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import BLOCK_SIZE, Batch
+from forerun.core import BLOCK_SIZE, Batch, View
 from forerun.errors import CacheError
 from forerun.kv_cache.block_means import BlockMeans
 from forerun.kv_cache.codes import CODED, Codes, Store, parts, turn
@@ -89,6 +89,14 @@ class StaticCache:
             return self.lengths[layer][row]
         return min(lengths[row] for lengths in self.lengths)
 
+    def check_view(self, view: View | None) -> None:
+        """Refuse a view that the cache cannot be read through.
+
+        Raises:
+            CacheError: for a coarse view of a cache without int8 codes.
+        """
+        check_view(view, self.kv_dtype)
+
     def append(self, batch: Batch, positions: Tensor, layers: range) -> Appending:
         """Make room for new tokens in `layers`, whose keys and values are written layer by layer.
 
@@ -102,7 +110,7 @@ class StaticCache:
                 of tokens, or whose positions leave some out, and for a coarse view of a cache
                 without int8.
         """
-        check_view(batch.view, self.kv_dtype)
+        self.check_view(batch.view)
         appending = Appending(self, batch, held_before(batch, self, layers), positions)
         appending.write_positions()
         return appending

@@ -30,6 +30,9 @@ class ToyCache:
         check_row(row, self.rows)
         return len(self.token_ids[row])
 
+    def check_view(self, view: View | None) -> None:
+        """Accept any view: it changes what a toy model attends to."""
+
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
         check_row(row, self.rows)
         held = self.token_ids[row]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Growth(ABC):
         """Key of the trees that get their next level together."""
         self.token_ids: list[int] = []
         self.parents: list[int] = []
+        self.expected = 1.0
+        """Probability that all tokens so far are accepted, where `likely` is asked."""
         self.frontier: list[int] = [-1]
         """Nodes that get children next; at first -1, the text."""
         self._order = {-1: -1}
@@ -217,6 +219,29 @@ def start(request: Request, plan: Plan) -> Growth:
         return growth
     assert plan.drawing is Drawing.GREEDY, "sampled trees have a shape"
     return BestFirstGrowth(request, plan.num_nodes, plan.num_tokens)
+
+
+def likely(
+    growths: Iterable[Growth], shares: Sequence[float], least: float
+) -> tuple[list[bool], list[bool]]:
+    """True for growths that get another level, and for each node of their frontiers.
+
+    All trees do. A chain goes on while it is likely to be accepted with its next token. The decision
+    depends on no token drawn after it.
+
+    Args:
+        growths: growths whose frontiers are not empty.
+        shares: expected acceptance of a child of each node of their frontiers, tree after tree.
+        least: probability of the whole chain below which it ends.
+    """
+    left, grows, nodes = iter(shares), list[bool](), list[bool]()
+    for growth in growths:
+        own = [next(left) for _ in growth.frontier]
+        if growth.ends_early:
+            growth.expected *= own[0]
+        grows.append(not growth.ends_early or growth.expected >= least)
+        nodes += [grows[-1]] * len(own)
+    return grows, nodes
 
 
 def grow(
