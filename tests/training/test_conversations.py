@@ -49,8 +49,9 @@ def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "is not JSON in line 2"),
-        ("[1]", "not a JSON object"),
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 holds no record"),
+        (_record(5, 10, ids=[1]), "line 2 holds no record"),
         (_record(5, 10, answer_ids="text"), "answer_ids"),
         (_record(5, 10, prompt_ids=[VOCAB]), "below 50"),
         (_record(5, 10, prompt_ids=[True]), "prompt_ids"),
@@ -60,6 +61,33 @@ def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: st
 def test_what_is_no_data_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         read_conversations([_written(tmp_path / "data.jsonl", line)], VOCAB, 100)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"prose\n", "not a file of `forerun train data`"),
+        (b'{"forerun_data": 2}\n', "version 2 of its format"),
+        (b"\x1f\x8b cut", "not a file of"),
+    ],
+)
+def test_files_of_others_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match=message):
+        read_conversations([path], VOCAB, 100)
+    packed = tmp_path / "data.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"forerun_data": 1}\n')[:-9])
+    with pytest.raises(TrainingError, match="not a whole gzip file"):
+        read_conversations([packed], VOCAB, 100)
+
+
+def test_a_file_is_read_while_it_grows(tmp_path: Path) -> None:
+    """What is not whole yet, a line or a conversation of several turns, is left out."""
+    path = _written(tmp_path / "data.jsonl", _record(5, 10), _record(5, 10, more=True))
+    with path.open("a") as file:
+        file.write('{"prompt_ids": [1')
+    assert len(read_conversations([path], VOCAB, 100).conversations) == 1
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 
 from forerun import load
 from forerun.core import Stats
+from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles
+from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import Conversation
 from forerun.training.drafter_settings import FinishSettings
 from forerun.training.finish import RANKS, add_proofs, finish
@@ -116,6 +120,31 @@ def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> Non
         assert len(errors["before"]) == len(errors["after"]) == 3
         assert (lines is not None) == (sum(errors["after"]) < sum(errors["before"]))
         assert lines is None or HeadFiles.open(tmp_path / kind).calibration is not None
+
+
+def test_nobody_trains_where_a_head_is_measured(target: str, data: str, tmp_path: Path) -> None:
+    """From the first step to the last figure, where the caller says so; each step by itself otherwise."""
+    run = run_of("medusa", target, data, tmp_path, tokens=60)
+    refused: list[str] = []
+
+    def other(evaluate: Callable[..., AcceptanceTable], *args: int) -> AcceptanceTable:
+        with pytest.raises(TrainingError, match="another run trains in") as error:
+            run_of("medusa", target, data, tmp_path, tokens=60).run()
+        refused.append(str(error.value))
+        return evaluate(*args)
+
+    run.run()
+    run.evaluate = partial(other, run.evaluate)  # type: ignore[method-assign]
+    finish(run, QUIET)
+    assert refused
+    with run.locked():
+        with pytest.raises(TrainingError, match="another run trains in"):
+            add_proofs(run_of("medusa", target, data, tmp_path, tokens=60), [], "")
+        run.run()
+        with pytest.raises(TrainingError, match="another run trains in"):
+            run_of("medusa", target, data, tmp_path, tokens=60).run()
+        finish(run, QUIET)
+    run_of("medusa", target, data, tmp_path, tokens=60).run()
 
 
 def test_better_weights_have_no_earlier_findings(target: str, data: str, tmp_path: Path) -> None:

@@ -53,12 +53,14 @@ def train_drafter(kind: str, **values: Any) -> int:
         run = DrafterRun(
             RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"]
         )
-        report = run.run()
-        if not run.processes.first:
-            return 0
-        measured = finish(run, in_the_end)
-        if in_the_end.prove:
-            measured = _prove(run, in_the_end.prove_tokens, watch)
+        # Nobody else trains in the directory before the last figure is written.
+        with run.locked():
+            report = run.run()
+            if not run.processes.first:
+                return 0
+            measured = finish(run, in_the_end)
+            if in_the_end.prove:
+                measured = _prove(run, in_the_end.prove_tokens, watch)
     content = _content(out, report, measured)
     passed = all(proof["passed"] for proof in content["proofs"])
     result = Result(

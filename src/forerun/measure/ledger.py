@@ -5,9 +5,11 @@ They can be read while they grow, and a run that was interrupted goes on from it
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from forerun.errors import ForerunError, shown
 from forerun.files import decode, lock, parse_json, printable, reason
 
 T = TypeVar("T")
+Lines = BinaryIO | gzip.GzipFile
 
 # A device such as /dev/zero never ends a line.
 _LONGEST_HEADER = 2**20
@@ -57,6 +60,8 @@ class Format(Generic[T]):
     def read(self, path: str | os.PathLike[str]) -> Iterator[T]:
         """Read the records of a file, which may still grow; an incomplete end is ignored.
 
+        A file named `.gz` is unpacked.
+
         Raises:
             ForerunError: of this format's type, for a file that cannot be read or has other content; names
                 the line.
@@ -66,7 +71,7 @@ class Format(Generic[T]):
             for group, _ in self._groups(file, path):
                 yield from group
 
-    def _header(self, file: BinaryIO, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def _header(self, file: Lines, path: str | os.PathLike[str]) -> dict[str, Any]:
         try:
             content = json.loads(file.readline(_LONGEST_HEADER))
             version = content.pop(self.mark)
@@ -82,9 +87,7 @@ class Format(Generic[T]):
         settings: dict[str, Any] = content
         return settings
 
-    def _groups(
-        self, file: BinaryIO, path: str | os.PathLike[str]
-    ) -> Iterator[tuple[list[T], int]]:
+    def _groups(self, file: Lines, path: str | os.PathLike[str]) -> Iterator[tuple[list[T], int]]:
         """Records that belong together, and the position in the file after them."""
         group: list[T] = []
         for number, line in enumerate(file, start=2):
@@ -102,12 +105,17 @@ class Format(Generic[T]):
                 group = []
 
     @contextmanager
-    def _reading(self, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    def _reading(self, path: str | os.PathLike[str]) -> Iterator[Lines]:
+        packed = os.fspath(path).endswith(".gz")
         try:
-            with Path(path).open("rb") as file:
+            with gzip.open(path) if packed else Path(path).open("rb") as file:
                 yield file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+            raise self.error(f"{printable(path)} is not a whole gzip file.") from problem
         except OSError as problem:
-            raise self.error(f"{printable(path)} cannot be read: {reason(problem)}.") from problem
+            raise self.error(
+                f"{printable(path)} cannot be read: {reason(problem)}; give what `{self.command}` wrote."
+            ) from problem
 
 
 class Ledger(Generic[T]):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import TrainingError, shown
-from forerun.files import printable, reason
+from forerun.files import printable
+from forerun.training.records import RECORDS, Record
 
 # Number of conversations sorted by length together, so that batches have little padding.
 POOL = 512
@@ -107,9 +104,8 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
     kept: list[Conversation] = []
     too_long = too_short = 0
     for path in paths:
-        for number, record in _records(Path(path)):
-            if "forerun_data" in record:
-                continue
+        # Line 1 holds the settings.
+        for number, record in enumerate(RECORDS.read(path), start=2):
             conversation = _conversation(record, f"{printable(path)}, line {number}", vocab_size)
             answer = len(conversation.answer_ids)
             if len(conversation) > max_tokens:
@@ -131,33 +127,9 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
     return Kept(kept, too_long, too_short)
 
 
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    number, problem = 0, ""
-    try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise TrainingError(f"{printable(path)}, line {number}: not a JSON object.")
-                yield number, record
-    except gzip.BadGzipFile:
-        problem = "is not compressed by gzip"
-    except OSError as error:
-        problem = f"cannot be read: {reason(error)}"
-    except (EOFError, UnicodeDecodeError, zlib.error):
-        problem = "is cut off, damaged or not UTF-8"
-    except (ValueError, RecursionError):
-        problem = f"is not JSON in line {number}"
-    if problem:
-        raise TrainingError(
-            f"{printable(path)} {problem}; give what 'forerun train data' wrote."
-        ) from None
-
-
-def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Conversation:
-    prompt, answer = record.get("prompt_ids"), record.get("answer_ids")
-    for name, ids in (("prompt_ids", prompt), ("answer_ids", answer)):
+def _conversation(record: Record, where: str, vocab_size: int) -> Conversation:
+    for name in ("prompt_ids", "answer_ids"):
+        ids = getattr(record, name)
         if not isinstance(ids, list) or not all(
             type(token) is int and 0 <= token < vocab_size for token in ids
         ):
@@ -165,13 +137,11 @@ def _conversation(record: Mapping[str, Any], where: str, vocab_size: int) -> Con
                 f"{where}: {name} is {shown(ids)}; it must be a list of token ids below {vocab_size}. "
                 "Give what 'forerun train data' wrote for this target."
             )
-    assert isinstance(prompt, list)
-    assert isinstance(answer, list)
-    category = str(record.get("category") or record.get("source") or "")
-    temperature = record.get("temperature", 1.0)
+    temperature = record.temperature
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise TrainingError(f"{where}: temperature is {shown(temperature)}; it must be a number.")
-    return Conversation(tuple(prompt), tuple(answer), category, float(temperature))
+    ids = tuple(record.prompt_ids), tuple(record.answer_ids)
+    return Conversation(*ids, str(record.category or record.source), float(temperature))
 
 
 def held_out(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class DrafterRun:
         on_validated: OnValidated | None = None,
         begin_with: str | None = None,
     ) -> None:
-        self.processes = join()
+        self.processes, self._locked = join(), False
         self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
         self._recipe, self._on_validated = recipe, on_validated
@@ -157,8 +157,25 @@ class DrafterRun:
                 trains in the directory.
         """
         work = self.out / WORK
-        with locked(work) if self.processes.first else nullcontext():
+        with self.locked():
             return self._run(work)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Context in which no other run works in the directory of the drafter; it may be nested.
+
+        Raises:
+            TrainingError: if another run works in it.
+        """
+        if self._locked or not self.processes.first:
+            yield
+            return
+        with locked(self.out / WORK):
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
 
     def _run(self, work: Path) -> Report:
         self._check_recipe(work / "recipe.json")

@@ -34,8 +34,13 @@ def finish(run: DrafterRun, settings: FinishSettings | None = None) -> Mapping[s
 
     Raises:
         CheckpointError: if it cannot be written; the earlier files then stay.
+        TrainingError: if another run works in the directory.
     """
-    settings = settings or FinishSettings()
+    with run.locked():
+        return _finish(run, settings or FinishSettings())
+
+
+def _finish(run: DrafterRun, settings: FinishSettings) -> Mapping[str, Any]:
     files = HeadFiles.open(run.out)
     take_weights(run.head, files)
     own = dict(files.own)
@@ -66,7 +71,15 @@ def add_proofs(
 
     Raises:
         CheckpointError: if it cannot be written; the earlier files then stay.
+        TrainingError: if another run works in the directory.
     """
+    with run.locked():
+        return _add_proofs(run, proofs, certificate)
+
+
+def _add_proofs(
+    run: DrafterRun, proofs: Sequence[Mapping[str, Any]], certificate: str
+) -> Mapping[str, Any]:
     files = HeadFiles.open(run.out)
     summaries = [
         {

@@ -13,6 +13,13 @@ from forerun.measure.ledger import Format
 
 # Fields that are left out of a line if they have their default.
 _OPTIONAL = ("turn", "more", "skipped")
+# Fields that a file made by others may lack.
+_USUAL = {
+    **dict.fromkeys(("source", "category", "finish", "prompt", "answer"), ""),
+    "temperature": 1.0,
+    "seed": 0,
+    "item": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,6 @@ RECORDS = Format(
     command="forerun train data",
     error=TrainingError,
     content=_content,
-    parse=lambda content: Record(**content),
+    parse=lambda content: Record(**{**_USUAL, **content}),
 )
 """Format of the files; the header holds the settings of the run."""
