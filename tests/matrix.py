@@ -28,8 +28,7 @@ from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
 from forerun.engine.engine import Engine
 from forerun.heads.dspark import DSparkConfig, DSparkHead
-from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.medusa import MedusaConfig, MedusaHead, new_tensors
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
@@ -104,9 +103,8 @@ def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Dra
         ids=(1, 2, 3),
     )
     config, tensors = published(made, "vllm")
-    weights = Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors)
     return Eagle3Drafter(
-        Eagle3Head(weights, target),
+        Eagle3Head(target, Eagle3Config.read(config, "head"), tensors, "head"),
         size,
         ROWS,
         target.max_context,

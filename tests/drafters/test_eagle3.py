@@ -16,8 +16,7 @@ from forerun.core import Draft, Plan, Request
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.heads.eagle3 import Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
@@ -38,7 +37,7 @@ from tests.helpers.kernel_models import needs_kernels
 
 
 def head_of(folder: Path, made: Made, on: CausalLM, layout: str) -> Eagle3Head:
-    return Eagle3Head(Eagle3Weights.read(HeadFiles.open(write(folder, made, layout))), on)
+    return Eagle3Head.open(on, HeadFiles.open(write(folder, made, layout)))
 
 
 def layout_of(made: Made) -> str:

@@ -17,8 +17,7 @@ from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import CheckpointError
-from forerun.heads.eagle3 import Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.modules import modules_for
 from forerun.params import SamplingParams
@@ -36,7 +35,7 @@ CHAINS = [name for name, made in VARIANTS.items() if not made.regression]
 
 
 def head_of(folder: Path, made: Made, on: CausalLM) -> Eagle3Head:
-    return Eagle3Head(Eagle3Weights.read(HeadFiles.open(write(folder, made, "vllm"))), on)
+    return Eagle3Head.open(on, HeadFiles.open(write(folder, made, "vllm")))
 
 
 class Stepping(Eagle3Drafter):
@@ -206,7 +205,7 @@ def test_what_no_call_drafts_is_stepped(tmp_path: Path, variant: str) -> None:
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     on = target("kernels", "fp32")
     head = head_of(tmp_path, Made(), on)
-    parts = head._parts(Eagle3Weights.read(HeadFiles.open(write(tmp_path / "b", Made(), "vllm"))))
+    parts = head._parts(HeadFiles.open(tmp_path).tensors["embed_tokens.weight"])
     assert parts is not None
     build = modules_for(on).head_chains
     for wrong in (

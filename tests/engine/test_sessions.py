@@ -25,8 +25,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.session_file import FORMAT
 from forerun.engine.sessions import read_session
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError
-from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.models.checkpoint import model_from_tensors
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
@@ -144,8 +143,8 @@ def test_keys_and_values_are_those_that_were_saved(
 def head_drafter(model: CausalLM) -> Drafter:
     made = Made(ids=(0, 1, 2))
     config, tensors = published(made, "vllm")
-    weights = Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors)
-    return Eagle3Drafter(Eagle3Head(weights, model), model.vocab_size, 1, model.max_context)
+    head = Eagle3Head(model, Eagle3Config.read(config, "head"), tensors, "head")
+    return Eagle3Drafter(head, model.vocab_size, 1, model.max_context)
 
 
 DRAFTERS: dict[str, Callable[[CausalLM], Drafter]] = {

@@ -19,8 +19,7 @@ from forerun.export.profiles import Verifier
 from forerun.export.readings import reading_of
 from forerun.export.replay import draft
 from forerun.heads.dspark import DSparkHead
-from forerun.heads.eagle3 import Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Head
 from forerun.heads.files import HeadFiles
 from tests.helpers.published_heads import (
     AUX,
@@ -76,7 +75,7 @@ EAGLE3: dict[str, Make] = {
 
 def module_chain(files: HeadFiles, model: CausalLM, text: Text, length: int) -> list[Tensor]:
     """Logits after the first `length` features, and two steps further down the text."""
-    head, tokens = Eagle3Head(Eagle3Weights.read(files), model), text.token_ids.tolist()
+    head, tokens = Eagle3Head.open(model, files), text.token_ids.tolist()
     states = torch.cat([text.hidden[layer] for layer in head.hidden_layers], -1)
     cache = head.new_cache(1, 64)
     hidden, fed = head.fuse(states[None, :length])[0], tokens[1 : length + 1]

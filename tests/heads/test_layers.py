@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import CheckpointError, UnsupportedModelError
-from forerun.heads.blocks import read_layers
+from forerun.heads.config import read_layers
 from forerun.models.config import as_transformers
 
 LLAMA: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.heads.files import write_head
 from forerun.heads.layer_skip import ARCHITECTURE, LayerSkipConfig, LayerSkipHead
-from forerun.heads.output import borrowed_rows
+from forerun.heads.layers import borrowed_rows
 from forerun.training.layer_skip import LayerSkipModule
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, TrainingError
-from forerun.heads.eagle3 import Eagle3Config, Eagle3Weights
-from forerun.heads.eagle3_parts import Eagle3Head
+from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Conversation, ConversationBatch
@@ -70,7 +69,7 @@ def test_training_and_drafting_on_the_kernels_agree(dtype: str, tolerance: float
     reference, module, anchor = Reference(made, on), module_of(made, torch.float32), 8
     expected = logits_of(module, reference, torch.tensor([anchor]))[0].detach()
     config, tensors = published(made, "vllm")
-    head = Eagle3Head(Eagle3Weights("head", Eagle3Config.read(config, "head"), tensors), on)
+    head = Eagle3Head(on, Eagle3Config.read(config, "head"), tensors, "head")
     cache, fused = head.new_cache(1, 32), head.fuse(reference.states(TEXT[: anchor + 1])[None])[0]
     read = head.run([0], [fused], [TEXT[1 : anchor + 2]], cache)
     rows = [head.logits(read[0, -1])]
@@ -127,10 +126,11 @@ def test_a_head_learns_what_is_accepted() -> None:
     assert after.mean_length > before.mean_length + 0.1
     # What is published is read again as the same head.
     read = Eagle3Config.read(config, "head")
-    weights = Eagle3Weights("head", read, module.published(ids))
-    assert weights.tensors.keys() == read.shapes().keys() | {"lm_head.weight", "t2d"}
-    assert weights.token_ids is not None
-    assert torch.equal(weights.token_ids, ids)
+    published_tensors = module.published(ids)
+    assert published_tensors.keys() == read.shapes().keys() | {"lm_head.weight", "t2d"}
+    vocabulary = Eagle3Head(on, read, published_tensors, "head").vocabulary
+    assert vocabulary is not None
+    assert torch.equal(torch.tensor(vocabulary.token_ids), ids)
 
 
 def test_only_what_is_trained_is_made() -> None:

@@ -15,8 +15,8 @@ from forerun.contracts import CausalLM
 from forerun.core import Batch
 from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles, write_head
+from forerun.heads.layers import borrowed_rows
 from forerun.heads.medusa import MedusaConfig, MedusaHead
-from forerun.heads.output import borrowed_rows
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Conversation, ConversationBatch
 from forerun.training.medusa import MedusaModule, MedusaObjective

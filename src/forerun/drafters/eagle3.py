@@ -15,7 +15,7 @@ from forerun.drafters.base import HeadDrafter, HeadOptions, fits_one_call
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.heads.eagle3_parts import Eagle3Head
+    from forerun.heads.eagle3 import Eagle3Head
     from forerun.heads.features import Missing
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
@@ -83,12 +83,11 @@ class Eagle3Drafter(HeadDrafter):
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
-        from forerun.heads.eagle3 import Eagle3Weights
-        from forerun.heads.eagle3_parts import Eagle3Head
+        from forerun.heads.eagle3 import Eagle3Head
 
-        head = Eagle3Head(Eagle3Weights.read(setup.head), setup.target)
+        assert setup.head is not None, "the engine opens the head"
         return cls(
-            head,
+            Eagle3Head.open(setup.target, setup.head),
             setup.target.vocab_size,
             setup.rows,
             setup.capacity,

@@ -20,7 +20,7 @@ from forerun.export.head import DSPARK, EAGLE3, PublishedHead
 from forerun.export.readings import AUX, DSparkReading, Eagle3Reading, reading_of, window_of
 from forerun.export.sizes import Sizes, rope_of, sizes_of, whole
 from forerun.export.target import Target
-from forerun.heads.output import borrowed_rows
+from forerun.heads.layers import borrowed_rows
 
 SPECULATORS = "speculators"
 SPECULATORS_VERSION = "0.9.0"

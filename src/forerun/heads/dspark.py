@@ -21,18 +21,19 @@ from torch import Tensor
 from forerun.contracts import CausalLM, Linear
 from forerun.core import Batch
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.heads.blocks import (
+from forerun.heads.config import flag, layer_ids, read_layers, refuse_other_forwards, whole
+from forerun.heads.files import HeadFiles, refuse_other_target
+from forerun.heads.layers import (
     BlockCache,
+    OutputRows,
+    Shapes,
+    ascending,
+    embedding,
     layer,
     layer_shapes,
-    read_layers,
-    refuse_other_forwards,
 )
-from forerun.heads.files import HeadFiles, refuse_other_target
-from forerun.heads.output import OutputRows, draft_ids
 from forerun.models.architecture import Architecture
 from forerun.models.modules import modules_for
-from forerun.sampling import DraftVocabulary
 
 _ARCHITECTURE = "Qwen3DSparkModel"
 # Keys of variants whose forward differs.
@@ -84,25 +85,29 @@ class DSparkConfig:
         values = {**(nested if isinstance(nested, dict) else {}), **config}
         dflash = _is_dflash(values)
         _refuse_variants(values, where)
-        rank = 0 if dflash else _whole(values, "markov_rank", where, 0, 1 << 16)
+        rank = 0 if dflash else whole(values, "markov_rank", where, 0, 1 << 16)
         confidence = ""
-        if _flag(values, "enable_confidence_head", False, where):
-            joined = _flag(values, "confidence_head_with_markov", False, where)
+        if flag(values, "enable_confidence_head", where):
+            joined = flag(values, "confidence_head_with_markov", where)
             confidence = "markov" if joined and rank else "hidden"
-        from_anchor = _flag(values, "sample_from_anchor", not dflash and wrapped is None, where)
-        if values.get("draft_vocab_size") is None:
-            values["draft_vocab_size"] = shape.vocab_size
-        causal = _flag(values, "causal", False, where) or _flag(values, "causal_head", False, where)
+        from_anchor = flag(values, "sample_from_anchor", where, not dflash and wrapped is None)
+        # Configs number hidden states, or the layers whose outputs they are.
+        key, added = "target_layer_ids", 1
+        if values.get(key) is None and values.get("aux_hidden_state_layer_ids") is not None:
+            key, added = "aux_hidden_state_layer_ids", 0
+        target_layers = layer_ids(values, key, where, added)
+        if target_layers is None:
+            raise CheckpointError(f"{where}: {key} is None; it must list layers of the target.")
         return cls(
             shape,
-            _target_layers(values, where),
-            _whole(values, "block_size", where, 1 if from_anchor else 2, 64),
-            _whole(values, "mask_token_id", where, 0, shape.vocab_size - 1),
+            target_layers,
+            whole(values, "block_size", where, 1 if from_anchor else 2, 64),
+            whole(values, "mask_token_id", where, 0, shape.vocab_size - 1),
             rank,
-            _whole(values, "draft_vocab_size", where, 1, shape.vocab_size),
+            whole(values, "draft_vocab_size", where, 1, shape.vocab_size, shape.vocab_size),
             confidence,
             from_anchor,
-            causal,
+            flag(values, "causal", where) or flag(values, "causal_head", where),
         )
 
     @property
@@ -118,20 +123,19 @@ class DSparkConfig:
         weight = tensors.get("confidence_head.proj.weight")
         if weight is None or config.get("enable_confidence_head") is not None:
             return self
-        joined = weight.shape[-1] != self.layers.hidden_size
+        joined = tuple(weight.shape[-1:]) != (self.layers.hidden_size,)
         return replace(self, confidence="markov" if joined and self.markov_rank else "hidden")
 
-    def shapes(self, target_hidden: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, target_hidden: int) -> Shapes:
         """Shapes of the tensors that a file must have, by published name."""
         layers, hidden = self.layers, self.layers.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: Shapes = {
             "fc.weight": (hidden, len(self.target_layers) * target_hidden),
             "hidden_norm.weight": (hidden,),
             "norm.weight": (hidden,),
         }
         for index in range(layers.num_layers):
-            shapes |= layer_shapes(layers, f"layers.{index}", hidden)
-            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+            shapes |= layer_shapes(layers, index)
         if self.markov_rank:
             shapes["markov_head.markov_w1.weight"] = (layers.vocab_size, self.markov_rank)
             shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size, self.markov_rank)
@@ -143,7 +147,7 @@ class DSparkConfig:
             shapes["d2t"] = (self.draft_vocab_size,)
         return shapes
 
-    def optional(self) -> dict[str, tuple[int, ...]]:
+    def optional(self) -> Shapes:
         """Shapes of the tensors that a file may have; the target's own replace those that it lacks."""
         hidden, vocab = self.layers.hidden_size, self.layers.vocab_size
         return {
@@ -190,15 +194,13 @@ class DSparkHead:
         modules = modules_for(target)
         shape, eps = config.layers, config.layers.norm_eps
         self.config, self._target, self.name = config, target, name
-        ids, tensors = _ascending(tensors, shape.vocab_size, name)
-        self.vocabulary = None
-        if ids is not None:
-            self.vocabulary = DraftVocabulary(ids.to(target.device), shape.vocab_size)
+        ids, tensors = ascending(tensors, shape.vocab_size, name)
         self._fc = modules.linear(tensors["fc.weight"])
         self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)
         self._norm = modules.norm(tensors["norm.weight"], eps=eps)
         self._layers = [layer(modules, shape, tensors, index) for index in range(shape.num_layers)]
         self._output = OutputRows(target, modules, ids, tensors.get("lm_head.weight"))
+        self.vocabulary = self._output.vocabulary
         self._before: Tensor | None = None
         self._markov: Linear | None = None
         if config.markov_rank:
@@ -208,9 +210,7 @@ class DSparkHead:
         if config.confidence:
             weight, bias = (tensors[f"confidence_head.proj.{part}"] for part in ("weight", "bias"))
             self._confidence = (self._take(weight), self._take(bias))
-        self._embedding = tensors.get("embed_tokens.weight")
-        if self._embedding is not None:
-            self._embedding = self._take(self._embedding)
+        self._embed = embedding(target, tensors)
         masks = torch.full((1, config.block_size), config.mask_token_id, device=target.device)
         self._masks = self._embed(masks)
 
@@ -241,7 +241,7 @@ class DSparkHead:
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of keys and values, with additional room for the block."""
-        return BlockCache.of(self._layers, rows, capacity + self.config.block_size)
+        return BlockCache(self._layers, rows, capacity + self.config.block_size)
 
     def run_context(self, cache: BlockCache, rows: Sequence[int], states: Sequence[Tensor]) -> None:
         """Append the keys and values of tokens that the target has run.
@@ -316,29 +316,8 @@ class DSparkHead:
             inputs = torch.cat((hidden, self._embedded_before(tokens)), dim=-1)
         return (inputs @ weight[0]) + bias
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        if self._embedding is not None:
-            return self._embedding[token_ids]
-        return self._target.embed(token_ids)
-
     def _take(self, weight: Tensor) -> Tensor:
         return weight.to(self._target.device, self._target.dtype)
-
-
-def _whole(values: Mapping[str, Any], key: str, where: str, least: int, most: int) -> int:
-    value = values.get(key)
-    if type(value) is not int or not least <= value <= most:
-        raise CheckpointError(
-            f"{where}: {key} is {shown(value)}; it must be a whole number from {least} to {most}."
-        )
-    return value
-
-
-def _flag(values: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
-    value = values.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"{where}: {key} is {shown(value)}; it must be true or false.")
-    return default if value is None else value
 
 
 def _is_dflash(values: Mapping[str, Any]) -> bool:
@@ -346,37 +325,6 @@ def _is_dflash(values: Mapping[str, Any]) -> bool:
     names = values.get("architectures")
     named = isinstance(names, list) and any(str(name).startswith("DFlash") for name in names)
     return named or values.get("speculators_model_type") == "dflash"
-
-
-def _target_layers(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """The hidden layers that a config names, numbered as in `ForwardOutput.hidden`.
-
-    Configs number them either in the same way, or by the layers whose outputs they are.
-    """
-    key, offset = "target_layer_ids", 1
-    if values.get(key) is None and values.get("aux_hidden_state_layer_ids") is not None:
-        key, offset = "aux_hidden_state_layer_ids", 0
-    ids = values.get(key)
-    fits = isinstance(ids, list) and ids and all(type(i) is int and i + offset >= 0 for i in ids)
-    if not fits:
-        raise CheckpointError(f"{where}: {key} is {shown(ids)}; it must list layers of the target.")
-    assert isinstance(ids, list)
-    return tuple(layer + offset for layer in ids)
-
-
-def _ascending(
-    tensors: Mapping[str, Tensor], vocab_size: int, name: str
-) -> tuple[Tensor | None, Mapping[str, Tensor]]:
-    """The target's ids of a reduced vocabulary, and the tensors in the order of these ids.
-
-    None for a whole vocabulary. In the target's order, uniform numbers pick the same tokens as over
-    the whole vocabulary.
-    """
-    if "d2t" not in tensors:
-        return None, tensors
-    ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()
-    by_token = ("lm_head.weight", "markov_head.markov_w2.weight")
-    return ids, {**tensors, **{key: tensors[key][order] for key in by_token if key in tensors}}
 
 
 def _refuse_variants(values: Mapping[str, Any], where: str) -> None:

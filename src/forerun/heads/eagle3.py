@@ -8,23 +8,34 @@ its next one, from which the target's own output head computes logits.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import CausalLM
-from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
+from forerun.contracts import CausalLM, ChainRequest, HeadParts, Module
+from forerun.core import Batch, Draft, Tree
+from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.heads import CONFIG
-from forerun.heads.blocks import layer_shapes, read_layers, refuse_other_forwards
+from forerun.heads.config import flag, layer_ids, read_layers, refuse_other_forwards, whole
 from forerun.heads.files import HeadFiles, refuse_other_target
-from forerun.heads.output import draft_ids
+from forerun.heads.layers import (
+    BlockCache,
+    OutputRows,
+    Shapes,
+    ascending,
+    embedding,
+    layer,
+    layer_shapes,
+)
 from forerun.models.architecture import Architecture
-from forerun.options import check
+from forerun.models.modules import modules_for
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Prefixes that some tools add to the names of tensors.
 _PREFIXES = re.compile(r"^(model\.)?(midlayer\.|layers\.)?")
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -74,42 +85,36 @@ class Eagle3Config:
         refuse_other_forwards(config, where)
         wrapped = "speculators_model_type" in config
         inner = config.get("transformer_layer_config") if wrapped else config
-        if not isinstance(inner, dict):
-            inner = config
+        inner = inner if isinstance(inner, dict) else config
         own = config.get("eagle_config")
         own = own if isinstance(own, dict) else {}
-        layers = read_layers({"vocab_size": config.get("vocab_size"), **inner}, where)
         if own.get("use_aux_hidden_state") is False:
             raise UnsupportedModelError(
                 f"{where} reads no hidden states but the last (use_aux_hidden_state is false); give a "
                 "head that fuses several."
             )
-        try:
-            flags: dict[str, Any] = {
-                name: check(name, own.get(name, config.get(name)) or False, bool) for name in _FLAGS
-            }
-            # The library's own default, which other readers of its heads follow.
-            if wrapped and config.get("norm_before_residual") is None:
-                flags["norm_before_residual"] = True
-            sizes: dict[str, Any] = {
-                "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
-                "draft_vocab_size": config.get("draft_vocab_size") or layers.vocab_size,
-            }
-            for name, value in sizes.items():
-                check(name, value, int, ge=1, le=2**30)
-            hidden_layers = _layer_ids(config, own)
-        except ConfigError as error:
-            raise CheckpointError(f"{where}: {error}") from None
-        if sizes["draft_vocab_size"] > layers.vocab_size:
-            raise CheckpointError(
-                f"{where}: draft_vocab_size is {sizes['draft_vocab_size']}; it must be at most the "
-                f"vocab_size, {layers.vocab_size}."
-            )
+        layers = read_layers({"vocab_size": config.get("vocab_size"), **inner}, where)
+        flags = {name: flag({**config, **own}, name, where) for name in FLAGS}
+        # SGLang's name.
+        flags["fc_norm"] |= flag({**config, **own}, "use_aux_norm", where)
+        # The library's own default, which other readers of its heads follow.
+        if wrapped and config.get("norm_before_residual") is None:
+            flags["norm_before_residual"] = True
         if flags["norm_before_fc"] and flags["fc_norm"]:
             raise CheckpointError(
                 f"{where}: norm_before_fc and fc_norm are both true; a head has one of them."
             )
-        return cls(layers, hidden_layers=hidden_layers, **sizes, **flags)
+        # Other readers of the inner key take the output of each layer, not its input.
+        hidden_layers = layer_ids(config, LAYER_IDS, where, 0) or layer_ids(
+            own, LAYER_IDS, where, 1
+        )
+        return cls(
+            layers,
+            whole(config, "target_hidden_size", where, default=layers.hidden_size),
+            whole(config, "draft_vocab_size", where, 1, layers.vocab_size, layers.vocab_size),
+            hidden_layers,
+            **flags,
+        )
 
     @property
     def num_fused(self) -> int:
@@ -118,27 +123,26 @@ class Eagle3Config:
             return 1
         return 3 if self.hidden_layers is None else len(self.hidden_layers)
 
-    def layers_of(self, target: CausalLM) -> tuple[int, ...]:
-        """The target's hidden layers that the head reads, in order."""
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """The hidden layers that the head reads of a target of `num_layers` layers, in order."""
         if self.regression:
-            return (target.num_layers,)
-        return self.hidden_layers or default_layers(target.num_layers)
+            return (num_layers,)
+        return self.hidden_layers or default_layers(num_layers)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Shapes of the tensors that every head of this config has, by published name."""
         hidden = self.layers.hidden_size
-        width = hidden if self.regression else 2 * hidden
         fused = (hidden, self.num_fused * self.target_hidden_size)
-        shapes: dict[str, tuple[int, ...]] = {"fc.weight": fused}
+        shapes: Shapes = {}
+        for index in range(self.layers.num_layers):
+            wide = index == 0 and not self.regression
+            shapes |= layer_shapes(self.layers, index, 2 * hidden if wide else None)
         if self.regression:
             shapes["fc.weight"] = (hidden, hidden + self.target_hidden_size)
+            del shapes["layers.0.input_layernorm.weight"]
         else:
-            shapes |= {"norm.weight": (hidden,), "layers.0.hidden_norm.weight": (hidden,)}
-            shapes["layers.0.input_layernorm.weight"] = (hidden,)
-        for index in range(self.layers.num_layers):
-            shapes |= layer_shapes(self.layers, f"layers.{index}", hidden if index else width)
-            if index:
-                shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+            shapes |= {"fc.weight": fused, "norm.weight": (hidden,)}
+            shapes["layers.0.hidden_norm.weight"] = (hidden,)
         if self.norm_before_fc:
             shapes["input_norm.weight"] = fused[1:]
         if self.fc_norm:
@@ -148,88 +152,22 @@ class Eagle3Config:
             shapes["d2t"] = (self.draft_vocab_size,)
         return shapes
 
-    def optional_shapes(self) -> dict[str, tuple[int, ...]]:
+    def optional(self) -> Shapes:
         """Shapes of the tensors that a head may lack; the target's replace those that it lacks."""
         hidden = self.layers.hidden_size
-        later = range(1, self.layers.num_layers)
+        first = {"layers.0.input_layernorm.weight": (hidden,)} if self.regression else {}
         return {
+            **first,
             "embed_tokens.weight": (self.layers.vocab_size, hidden),
             "lm_head.weight": (self.draft_vocab_size, hidden),
             "fc.bias": (hidden,),
             "d2t": (self.draft_vocab_size,),
             # Saved by some tools, but read only by the first layer.
-            **{f"layers.{index}.hidden_norm.weight": (hidden,) for index in later},
+            **{
+                f"layers.{index}.hidden_norm.weight": (hidden,)
+                for index in range(1, self.layers.num_layers)
+            },
         }
-
-
-@dataclass(frozen=True)
-class Eagle3Weights:
-    """A stored EAGLE head.
-
-    Args:
-        name: name of the head in messages.
-        config: its config.
-        tensors: tensors by published name, `layers.0` for the first layer.
-    """
-
-    name: str
-    config: Eagle3Config
-    tensors: Mapping[str, Tensor]
-
-    @classmethod
-    def read(cls, files: HeadFiles) -> Eagle3Weights:
-        """Read a head in any of the published layouts.
-
-        Raises:
-            CheckpointError: for missing, unknown, misshapen or wrong tensors.
-            UnsupportedModelError: for variants that are not supported.
-        """
-        renamed = {key: _PREFIXES.sub(_name, key) for key in files.names}
-        if "fc.weight" not in renamed.values():
-            raise CheckpointError(
-                f"{files.name} has no fc.weight: it is not an EAGLE head; give one, or use method "
-                "'draft_model' for a model."
-            )
-        config = Eagle3Config.read(files.config, str(files.directory / CONFIG))
-        config = _as_stored(config, files.tensors, renamed)
-        optional = config.optional_shapes()
-        if config.regression:
-            optional["layers.0.input_layernorm.weight"] = (config.layers.hidden_size,)
-        tensors = files.pick(config.shapes(), optional, _UNUSED, renamed)
-        return cls(files.name, config, tensors)
-
-    @property
-    def token_ids(self) -> Tensor | None:
-        """The target's token of each draft token, int64 [draft_vocab_size]; None if they are the same.
-
-        Raises:
-            CheckpointError: for offsets that do not map to distinct tokens.
-        """
-        offsets = self.tensors.get("d2t")
-        if offsets is None:
-            return None
-        return draft_ids(offsets, self.config.layers.vocab_size, self.name)
-
-    def refuse_other(self, target: CausalLM) -> None:
-        """Refuse a target that the head was not made for.
-
-        Raises:
-            IncompatibleDraftError: if sizes differ.
-            CheckpointError: if neither the head nor the target has a required part.
-        """
-        config, hidden = self.config, self.config.layers.hidden_size
-        refuse_other_target(
-            self.name,
-            target,
-            hidden_size=config.target_hidden_size,
-            vocab_size=config.layers.vocab_size,
-        )
-        lent = {"embed_tokens.weight", "lm_head.weight"} - self.tensors.keys()
-        if lent and hidden != target.hidden_size:
-            raise CheckpointError(
-                f"{self.name} has no {min(lent)} and is {hidden} wide, and {target.name} is "
-                f"{target.hidden_size}; give a head with its own."
-            )
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -237,42 +175,191 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def _layer_ids(config: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The hidden layers that a config names, numbered as in `ForwardOutput.hidden`.
+def tensor_name(name: str) -> str:
+    """The published name of a tensor that some tools save under another, such as `midlayer.…`."""
+    return _PREFIXES.sub(
+        lambda found: "layers.0." if found[2] == "midlayer." else found[2] or "", name
+    )
+
+
+def read_tensors(files: HeadFiles) -> tuple[Eagle3Config, dict[str, Tensor]]:
+    """A head in any of the published layouts: its config, and its tensors by published name.
 
     Raises:
-        ConfigError: for anything but a list of layers.
+        CheckpointError: for missing, unknown, misshapen or wrong tensors.
+        UnsupportedModelError: for variants that are not supported.
     """
-    ids, added = config.get(LAYER_IDS), 0
-    if ids is None:
-        # Other readers of this key take the output of each layer, not its input.
-        ids, added = own.get(LAYER_IDS), 1
-    if ids is None:
-        return None
-    ids = check(LAYER_IDS, ids, tuple[int, ...], min_length=1, max_length=64)
-    if min(ids) < 0:
-        raise ConfigError(f"{LAYER_IDS} is {shown(list(ids))}; its layers must be 0 or more.")
-    return tuple(layer + added for layer in ids)
-
-
-def _name(prefix: re.Match[str]) -> str:
-    """The prefix of a tensor's name, in the form used here."""
-    kind = prefix[2] or ""
-    return "layers.0." if kind == "midlayer." else kind
-
-
-def _as_stored(
-    config: Eagle3Config, tensors: Mapping[str, Tensor], renamed: Mapping[str, str]
-) -> Eagle3Config:
-    """The config completed from the weights: the generation of the head, and the number of fused states."""
-    stored = {renamed[key]: tensor for key, tensor in tensors.items()}
+    renamed = {key: tensor_name(key) for key in files.names}
+    if "fc.weight" not in renamed.values():
+        raise CheckpointError(
+            f"{files.name} has no fc.weight: it is not an EAGLE head; give one, or use method "
+            "'draft_model' for a model."
+        )
+    config = Eagle3Config.read(files.config, str(files.directory / CONFIG))
+    stored = {renamed[key]: tensor for key, tensor in files.tensors.items()}
     fused = stored["fc.weight"]
     if "layers.0.hidden_norm.weight" not in stored and "norm.weight" not in stored:
-        return replace(config, regression=True, draft_vocab_size=config.layers.vocab_size)
-    width = fused.shape[-1] if fused.dim() == 2 else 0
-    if config.hidden_layers is None and width != 3 * config.target_hidden_size:
+        config = replace(config, regression=True, draft_vocab_size=config.layers.vocab_size)
+    elif config.hidden_layers is None and fused.shape[-1:] != (3 * config.target_hidden_size,):
         raise CheckpointError(
             f"fc.weight has shape {list(fused.shape)}, and no {LAYER_IDS} says what it reads; three "
             f"hidden states are {3 * config.target_hidden_size} wide: name the layers in {CONFIG}."
         )
-    return config
+    return config, files.pick(config.shapes(), config.optional(), _UNUSED, renamed)
+
+
+class Eagle3Head:
+    """An EAGLE head on its target's backend.
+
+    A slot of its cache belongs to a token of the text. The head reads that token's state together
+    with the token after it, and its output predicts the one after that.
+
+    Args:
+        target: the target that it drafts for; it lends the parts that the head lacks.
+        config: config of the head.
+        tensors: tensors by published name, `layers.0` for the first layer.
+        name: name of the head in messages.
+
+    Raises:
+        CheckpointError: for weights that cannot run, or a wrong `d2t`.
+    """
+
+    def __init__(
+        self, target: CausalLM, config: Eagle3Config, tensors: Mapping[str, Tensor], name: str
+    ) -> None:
+        modules, shape = modules_for(target), config.layers
+        ids, tensors = ascending(tensors, shape.vocab_size, name)
+        self.config, self._target = config, target
+        self.hidden_layers = config.layers_of(target.num_layers)
+
+        def norm(part: str) -> Module | None:
+            weight = tensors.get(f"{part}.weight")
+            return None if weight is None else modules.norm(weight, eps=shape.norm_eps)
+
+        first = ("input_layernorm",) if config.regression else ("input_layernorm", "hidden_norm")
+        own = config.norm_before_residual
+        self._layers = [layer(modules, shape, tensors, 0, first, normed_residual=own)]
+        self._layers += [layer(modules, shape, tensors, i) for i in range(1, shape.num_layers)]
+        self._fc = modules.linear(tensors["fc.weight"], tensors.get("fc.bias"))
+        self._joined_norm = norm("input_norm")
+        fused = range(config.num_fused if config.fc_norm else 0)
+        self._each_norm = [norm(f"fc_norm.{i}") for i in fused]
+        # Either the state for the next step is normed, or the output head norms it.
+        self._norm = norm("norm") if config.norm_output else None
+        last = None if config.norm_output else tensors.get("norm.weight")
+        rows = tensors.get("lm_head.weight")
+        self._output = OutputRows(target, modules, ids, rows, last, shape.norm_eps)
+        self.vocabulary = self._output.vocabulary
+        self._embed = embedding(target, tensors)
+        parts = self._parts(tensors.get("embed_tokens.weight"))
+        self._chains = None if parts is None else modules.head_chains(parts)
+
+    @classmethod
+    def open(cls, target: CausalLM, files: HeadFiles) -> Eagle3Head:
+        """Read a head for a target.
+
+        Raises:
+            CheckpointError: for a broken file, and if neither head nor target has a required part.
+            IncompatibleDraftError: for the head of another target.
+            UnsupportedModelError: for variants with another forward.
+        """
+        config, tensors = read_tensors(files)
+        hidden = config.layers.hidden_size
+        refuse_other_target(
+            files.name,
+            target,
+            hidden_size=config.target_hidden_size,
+            vocab_size=config.layers.vocab_size,
+        )
+        lent = {"embed_tokens.weight", "lm_head.weight"} - tensors.keys()
+        if lent and hidden != target.hidden_size:
+            raise CheckpointError(
+                f"{files.name} has no {min(lent)} and is {hidden} wide, and {target.name} is "
+                f"{target.hidden_size}; give a head with its own."
+            )
+        return cls(target, config, tensors, files.name)
+
+    def _parts(self, own_embedding: Tensor | None) -> HeadParts | None:
+        """The parts for drafting chains in one call; None for a head of another composition."""
+        if self.config.regression or self._output.linear is None:
+            return None
+        norms = self._each_norm if self._joined_norm is None else [self._joined_norm]
+        return HeadParts(
+            [norm for norm in norms if norm is not None],
+            self._fc,
+            self._layers,
+            self._norm,
+            self._output.linear,
+            () if self.vocabulary is None else self.vocabulary.token_ids,
+            own_embedding,
+            self._target.vocab_size,
+        )
+
+    @property
+    def drafts_chains(self) -> bool:
+        """True if `draft_chains` is available."""
+        return self._chains is not None
+
+    def draft_chains(
+        self, requests: Sequence[ChainRequest], states: Sequence[Tensor], cache: BlockCache
+    ) -> list[Draft]:
+        """Draft chains side by side in one call, see `forerun.contracts.HeadChains`.
+
+        The result equals that of `fuse`, `run` and `logits` step by step, bit for bit.
+        """
+        assert self._chains is not None
+        return self._chains.draft(cache.layers, requests, states)
+
+    def new_cache(self, rows: int, capacity: int) -> BlockCache:
+        """An empty cache of `rows` rows of `capacity` tokens each."""
+        return BlockCache(self._layers, rows, capacity)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states [B, n, W] into the head's input [B, n, hidden_size]."""
+        if self.config.regression:
+            return self._target.final_norm(states)
+        if self._joined_norm is not None:
+            states = self._joined_norm(states)
+        if self._each_norm:
+            parts = torch.split(states, self.config.target_hidden_size, dim=-1)
+            normed = zip(self._each_norm, parts, strict=True)
+            states = torch.cat([norm(part) for norm, part in normed if norm is not None], dim=-1)
+        return self._fc(states)
+
+    def run(
+        self,
+        rows: Sequence[int],
+        hidden: Sequence[Tensor],
+        token_ids: Sequence[Sequence[int]],
+        cache: BlockCache,
+        trees: Sequence[Tree | None] | None = None,
+    ) -> Tensor:
+        """Run tokens after those that rows of the cache hold; the output is [B, n, hidden_size].
+
+        The next step reads this output in place of a state of the target; the output head reads it
+        too.
+
+        Args:
+            rows: rows of the cache.
+            hidden: for each row the states beside its tokens, [n, hidden_size]: fused ones, or the
+                output of the step before.
+            token_ids: for each row the token after each of those.
+            cache: a cache of this head.
+            trees: trees of the rows' newest nodes, see `Batch.trees`.
+        """
+        batch = Batch.after(cache, rows, token_ids, trees=trees)
+        if len(rows) == 1:
+            states, ids = hidden[0].unsqueeze(0), torch.tensor(token_ids, device=hidden[0].device)
+        else:
+            states = pad_sequence(list(hidden), batch_first=True)
+            ids = torch.from_numpy(batch.padded(token_ids, 0)).to(states.device)
+        inputs = [self._embed(ids), states]
+        if self.config.regression:
+            inputs = [self._fc(torch.cat(inputs, dim=-1))]
+        for run, own in zip(self._layers, cache.layers, strict=True):
+            inputs = [run(inputs, batch, own)]
+        return inputs[0] if self._norm is None else self._norm(inputs[0])
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits [..., draft_vocab_size] of the output of `run`."""
+        return self._output(normed)

@@ -18,15 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
-from forerun.errors import CheckpointError, ConfigError
+from forerun.errors import CheckpointError
 from forerun.heads import CONFIG
-from forerun.heads.blocks import BlockCache, layer, layer_shapes, read_layers
+from forerun.heads.config import read_layers, whole
 from forerun.heads.files import HeadFiles, refuse_other_target
-from forerun.heads.output import OutputRows, draft_ids
+from forerun.heads.layers import BlockCache, OutputRows, Shapes, ascending, layer, layer_shapes
 from forerun.models.architecture import Architecture
 from forerun.models.modules import modules_for
-from forerun.options import check
-from forerun.sampling import DraftVocabulary
 
 ARCHITECTURE = "ExitAdapterModel"
 """Architecture named in an adapter's config.json; the layout is forerun's own."""
@@ -67,22 +65,17 @@ class LayerSkipConfig:
                 "of one, as 'forerun train layer_skip' writes it."
             )
         layers = read_layers(config, where)
-        try:
-            total = check("num_target_layers", config.get("num_target_layers"), int, ge=2, le=2**31)
-            below = check("exit_layer", config.get("exit_layer"), int, ge=1, le=total - 1)
-            size = config.get("draft_vocab_size")
-            drafted = check("draft_vocab_size", size, int, ge=1, le=layers.vocab_size)
-        except ConfigError as error:
-            raise CheckpointError(f"{where}: {error}") from None
-        return cls(layers, below, total, drafted)
+        total = whole(config, "num_target_layers", where, 2)
+        below = whole(config, "exit_layer", where, 1, total - 1)
+        return cls(
+            layers, below, total, whole(config, "draft_vocab_size", where, 1, layers.vocab_size)
+        )
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Shapes of the adapter's tensors, by name."""
-        hidden = self.layers.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,)}
+        shapes: Shapes = {"norm.weight": (self.layers.hidden_size,)}
         for index in range(self.layers.num_layers):
-            shapes |= layer_shapes(self.layers, f"layers.{index}", hidden)
-            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+            shapes |= layer_shapes(self.layers, index)
         if self.draft_vocab_size != self.layers.vocab_size:
             shapes["d2t"] = (self.draft_vocab_size,)
         return shapes
@@ -107,14 +100,10 @@ class LayerSkipHead:
         self.config = config
         shape, modules = config.layers, modules_for(target)
         self._layers = [layer(modules, shape, tensors, i) for i in range(shape.num_layers)]
-        ids: Tensor | None = None
-        self.vocabulary: DraftVocabulary | None = None
-        if "d2t" in tensors:
-            # In the target's order uniform numbers pick the same tokens as over its whole vocabulary.
-            ids = draft_ids(tensors["d2t"], target.vocab_size, name).sort().values
-            self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
+        ids, tensors = ascending(tensors, target.vocab_size, name)
         norm = tensors["norm.weight"]
         self._output = OutputRows(target, modules, ids, None, norm, shape.norm_eps)
+        self.vocabulary = self._output.vocabulary
 
     @classmethod
     def open(cls, target: CausalLM, files: HeadFiles) -> LayerSkipHead:
@@ -136,7 +125,7 @@ class LayerSkipHead:
 
     def new_cache(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache of `rows` rows of `capacity` tokens each."""
-        return BlockCache.of(self._layers, rows, capacity)
+        return BlockCache(self._layers, rows, capacity)
 
     def run(self, rows: Sequence[int], states: Sequence[Tensor], cache: BlockCache) -> Tensor:
         """Run tokens after those of the cache's rows; logits [B, draft_vocab_size] after each last one.

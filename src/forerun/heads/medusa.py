@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import CheckpointError, shown
-from forerun.heads.blocks import refuse_other_forwards
+from forerun.errors import CheckpointError
+from forerun.heads.config import refuse_other_forwards, whole
 from forerun.heads.files import HeadFiles, refuse_other_target
-from forerun.heads.output import OutputRows, draft_ids
+from forerun.heads.layers import OutputRows, Shapes, draft_ids, vocabulary_of
 from forerun.models.modules import modules_for
-from forerun.sampling import DraftVocabulary
 
 MOST_HEADS = 32
 _MOST = 2**31
@@ -84,16 +83,25 @@ class MedusaConfig:
             UnsupportedModelError: for a variant with another forward.
         """
         refuse_other_forwards(config, where)
-        first = shapes.get("blocks.0.layers.0.weight", ())
-        output = shapes.get("lm_heads.0.weight", shapes.get("lm_head.weight", ()))
-        vocab = _whole(config, _VOCAB, where, *output[:1], vocab_size)
+        first = [*shapes.get("blocks.0.layers.0.weight", ()), None][0]
+        output = [
+            *shapes.get("lm_heads.0.weight", shapes.get("lm_head.weight", ())),
+            vocab_size,
+        ][0]
+
+        def read(keys: Sequence[str], most: int, default: int | None) -> int:
+            """The value of the first of some keys that the config has."""
+            there = [key for key in keys if config.get(key) is not None]
+            return whole(config, [*there, keys[0]][0], where, 1, most, default)
+
+        vocab = read(_VOCAB, _MOST, output)
         return cls(
-            _whole(config, _HIDDEN, where, *first[:1]),
+            read(_HIDDEN, _MOST, first),
             vocab,
-            _whole(config, _HEADS, where, most=MOST_HEADS),
-            _whole(config, _LAYERS, where, 1, most=MOST_HEADS),
+            read(_HEADS, MOST_HEADS, None),
+            read(_LAYERS, MOST_HEADS, 1),
             # The speculators library writes 0 for the target's whole vocabulary.
-            _whole(config, ("truncated_vocab_size",), where, vocab, least=0, most=vocab) or vocab,
+            whole(config, "truncated_vocab_size", where, 0, vocab, 0) or vocab,
             bool(config.get("medusa_fc_bias")) or "blocks.0.layers.0.bias" in shapes,
             not config.get("original_lm_head", "lm_heads.0.weight" not in shapes),
         )
@@ -125,20 +133,20 @@ class MedusaConfig:
             f"lm_heads.{head}.weight" for head in range(self.num_heads if self.own_outputs else 0)
         ]
 
-    def shapes(self, rows: int | None = None) -> dict[str, tuple[int, ...]]:
+    def shapes(self, rows: int | None = None) -> Shapes:
         """Shapes of the tensors that a file must have, by name.
 
         Args:
             rows: rows of output matrices, if not `draft_vocab_size`.
         """
         hidden, rows = self.hidden_size, rows or self.draft_vocab_size
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: Shapes = {}
         for weights, biases in zip(self.block_names(), self.block_names("bias"), strict=True):
             shapes |= dict.fromkeys(weights, (hidden, hidden))
             shapes |= dict.fromkeys(biases if self.bias else (), (hidden,))
         return shapes | dict.fromkeys(self.output_names(), (rows, hidden))
 
-    def optional(self, rows: int | None = None) -> dict[str, tuple[int, ...]]:
+    def optional(self, rows: int | None = None) -> Shapes:
         """Shapes of the tensors that a file may have."""
         output = (rows or self.draft_vocab_size, self.hidden_size)
         # vLLM also takes the first head's output matrix as the one for all.
@@ -164,11 +172,9 @@ class MedusaHead:
         self, target: CausalLM, config: MedusaConfig, tensors: Mapping[str, Tensor], name: str
     ) -> None:
         self.config, self._target = config, target
-        ids: Tensor | None = None
-        self.vocabulary: DraftVocabulary | None = None
-        if "d2t" in tensors:
-            ids = draft_ids(tensors["d2t"], config.vocab_size, name)
-            self.vocabulary = DraftVocabulary(ids.to(target.device), target.vocab_size)
+        offsets = tensors.get("d2t")
+        ids = None if offsets is None else draft_ids(offsets, config.vocab_size, name)
+        self.vocabulary = vocabulary_of(target, ids)
         modules = modules_for(target)
         # All heads have the same input in their first layer, so that it is one product.
         weights = [
@@ -308,21 +314,3 @@ def _of_layer(
     if part == "bias" and not config.bias:
         return []
     return [tensors[names[layer]] for names in config.block_names(part)]
-
-
-def _whole(
-    values: Mapping[str, Any],
-    keys: Sequence[str],
-    where: str,
-    *default: int,
-    least: int = 1,
-    most: int = _MOST,
-) -> int:
-    """The value of the first of some keys that a config has."""
-    found = [(key, values[key]) for key in keys if values.get(key) is not None]
-    key, value = [*found, *((keys[0], value) for value in default), (keys[0], None)][0]
-    if type(value) is not int or not least <= value <= most:
-        raise CheckpointError(
-            f"{where}: {key} is {shown(value)}; it must be a whole number from {least} to {most}."
-        )
-    return value

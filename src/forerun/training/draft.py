@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError
-from forerun.heads.output import borrowed_rows
+from forerun.heads.layers import borrowed_rows
 from forerun.models.architecture import LLAMA_LIKE, Architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import as_transformers

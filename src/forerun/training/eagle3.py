@@ -226,7 +226,7 @@ class Eagle3Objective:
         seed: int = 0,
     ) -> None:
         self.module, self.teacher, self.steps, self.decay = module, teacher, steps, decay
-        self.layers = module.config.layers_of(teacher.model)
+        self.layers = module.config.layers_of(teacher.model.num_layers)
         self._density, self._seed = density, seed
 
     def __call__(self, batch: ConversationBatch) -> Part:

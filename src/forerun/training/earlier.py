@@ -14,7 +14,7 @@ from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
 from forerun.heads.files import HeadFiles
-from forerun.heads.output import draft_ids
+from forerun.heads.layers import draft_ids
 from forerun.training.recipes import Untrained
 
 

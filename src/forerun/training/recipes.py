@@ -17,8 +17,8 @@ from forerun.errors import TrainingError
 from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.heads.layer_skip import ARCHITECTURE, LayerSkipConfig
+from forerun.heads.layers import borrowed_rows
 from forerun.heads.medusa import MedusaConfig
-from forerun.heads.output import borrowed_rows
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.layouts import layout_of
@@ -157,7 +157,7 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
         config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
     read = Eagle3Config.read(config, "the config of a new head")
     module = Eagle3Module(read, output_rows(target, ids))
-    teacher = Teacher(target, read.layers_of(target), ids)
+    teacher = Teacher(target, read.layers_of(target.num_layers), ids)
     objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
     given = None if len(ids) == target.vocab_size else ids
     return Untrained(

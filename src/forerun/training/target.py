@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from forerun.contracts import CausalLM
 from forerun.core import Batch, LogitsFor
 from forerun.errors import ConfigError
-from forerun.heads.output import borrowed_rows
+from forerun.heads.layers import borrowed_rows
 from forerun.training.compiled import compiled, filled
 from forerun.training.conversations import Conversation, ConversationBatch
 from forerun.training.state_memory import StateMemory

@@ -1,0 +1,286 @@
+"""Parts that heads share: decoder layers with their caches, embeddings, and output rows, on any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.contracts import (
+    CausalLM,
+    Layer,
+    LayerShape,
+    Linear,
+    Module,
+    Modules,
+)
+from forerun.errors import CheckpointError
+from forerun.kv_cache.fit import check_row
+from forerun.models.architecture import Architecture
+from forerun.models.rope import frequencies
+from forerun.sampling import DraftVocabulary
+
+# Number of columns of the target's output head that are read off at once.
+_COLUMNS = 64
+# Matrices with a row for each token that can be drafted.
+_BY_TOKEN = ("lm_head.weight", "markov_head.markov_w2.weight")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of tensors by published name."""
+
+
+def layer_shapes(shape: Architecture, index: int, width: int | None = None) -> Shapes:
+    """Shapes of a layer's published tensors.
+
+    Args:
+        shape: architecture of the head's layers.
+        index: index of the layer.
+        width: size of the hidden states that its attention reads, if not `hidden_size`.
+    """
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    width, prefix = width or hidden, f"layers.{index}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    shapes: Shapes = {
+        f"{attention}.q_proj.weight": (queries, width),
+        f"{attention}.k_proj.weight": (keys, width),
+        f"{attention}.v_proj.weight": (keys, width),
+        f"{attention}.o_proj.weight": (hidden, queries),
+        f"{mlp}.gate_proj.weight": (inner, hidden),
+        f"{mlp}.up_proj.weight": (inner, hidden),
+        f"{mlp}.down_proj.weight": (hidden, inner),
+        f"{prefix}.input_layernorm.weight": (hidden,),
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
+    }
+    biases = [(attention, "qkv", shape.attention_bias), (attention, "o", shape.output_bias)]
+    for part, names, has in (*biases, (mlp, ("gate", "up", "down"), shape.mlp_bias)):
+        for name in names if has else ():
+            shapes[f"{part}.{name}_proj.bias"] = shapes[f"{part}.{name}_proj.weight"][:1]
+    if shape.query_key_norm:
+        shapes |= {f"{attention}.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
+    return shapes
+
+
+def layer(
+    modules: Modules,
+    shape: Architecture,
+    tensors: Mapping[str, Tensor],
+    index: int,
+    input_norms: Sequence[str] = ("input_layernorm",),
+    *,
+    normed_residual: bool = False,
+) -> Layer:
+    """Build a decoder layer of a head.
+
+    Args:
+        modules: builder of its parts.
+        shape: architecture of the head's layers.
+        tensors: published tensors, see `layer_shapes`.
+        index: index of the layer.
+        input_norms: name of the norm of each input among the layer's tensors; an input whose norm
+            is missing is not normed.
+        normed_residual: see `LayerShape`.
+
+    Raises:
+        CheckpointError: for weights that cannot run.
+    """
+    prefix = f"layers.{index}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    weights = {
+        "qkv": _stacked(tensors, attention, "qkv", "weight"),
+        "qkv_bias": _stacked(tensors, attention, "qkv", "bias"),
+        "output": tensors[f"{attention}.o_proj.weight"],
+        "output_bias": tensors.get(f"{attention}.o_proj.bias"),
+        "q_norm": tensors.get(f"{attention}.q_norm.weight"),
+        "k_norm": tensors.get(f"{attention}.k_norm.weight"),
+        "mlp_norm": tensors[f"{prefix}.post_attention_layernorm.weight"],
+        "gate_up": _stacked(tensors, mlp, ("gate", "up"), "weight"),
+        "gate_up_bias": _stacked(tensors, mlp, ("gate", "up"), "bias"),
+        "down": tensors[f"{mlp}.down_proj.weight"],
+        "down_bias": tensors.get(f"{mlp}.down_proj.bias"),
+    }
+    for place, name in enumerate(input_norms):
+        weights[f"input_norm.{place}"] = tensors.get(f"{prefix}.{name}.weight")
+    given = {name: weight for name, weight in weights.items() if weight is not None}
+    inverse, scale = frequencies(shape)
+    inner = LayerShape(
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        window=shape.windows[index],
+        norm_eps=shape.norm_eps,
+        inverse_frequencies=tuple(inverse.tolist()),
+        rotary_scale=scale,
+        activation=shape.activation,
+        inputs=len(input_norms),
+        normed_residual=normed_residual,
+    )
+    return modules.layer(inner, given)
+
+
+class BlockCache:
+    """The caches of a head's layers, which all hold the same tokens; a `forerun.contracts.Cache`.
+
+    Args:
+        layers: the layers.
+        rows, capacity: number of rows, and of tokens per row.
+    """
+
+    def __init__(self, layers: Sequence[Layer], rows: int, capacity: int) -> None:
+        self.layers = tuple(layer.new_cache(rows, capacity) for layer in layers)
+        self.rows, self.capacity = self.layers[0].rows, self.layers[0].capacity
+
+    def length(self, row: int, layer: int | None = None) -> int:
+        """Number of tokens of `row`, in its shortest layer if None.
+
+        Raises:
+            CacheError: for a row that does not exist.
+        """
+        check_row(row, self.rows)
+        chosen = self.layers if layer is None else self.layers[layer : layer + 1]
+        return min(int(cache.length(row)) for cache in chosen)
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Keep the first `length` tokens of `row` and, of those after them, the ones at `path`, in order."""
+        for cache in self.layers:
+            cache.keep(row, length, path)
+
+    def trim(self, row: int, length: int) -> None:
+        """Forget the tokens of `row` after the first `length`."""
+        for cache in self.layers:
+            cache.trim(row, length)
+
+
+def _stacked(
+    tensors: Mapping[str, Tensor], owner: str, names: Sequence[str], part: str
+) -> Tensor | None:
+    """The weights or biases of projections that read the same input, stacked; None if there are none."""
+    found = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
+    there = [tensor for tensor in found if tensor is not None]
+    return torch.cat(there) if there else None
+
+
+def embedding(target: CausalLM, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """The head's own embedding of token ids [B, n], or the target's."""
+    table = tensors.get("embed_tokens.weight")
+    if table is None:
+        return target.embed
+    own = table.to(target.device)
+    return lambda ids: functional.embedding(ids, own).to(target.dtype)
+
+
+def draft_ids(offsets: Tensor, vocab_size: int, name: str) -> Tensor:
+    """The target's ids of the tokens that a head can draft, [Vd].
+
+    Args:
+        offsets: `d2t` [Vd]; index plus offset is the target's id.
+        vocab_size: the target's.
+        name: name of the head, for messages.
+
+    Raises:
+        CheckpointError: for ids outside the vocabulary, or an id that occurs twice.
+    """
+    ids = torch.arange(len(offsets)) + offsets.long()
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise CheckpointError(
+            f"{name}: d2t leads to token ids {int(ids.min())} to {int(ids.max())}, outside the target's "
+            f"{vocab_size}; it must hold offsets (target id minus draft id), not ids."
+        )
+    if len(set(ids.tolist())) != len(ids):
+        raise CheckpointError(f"{name}: d2t leads to a token id twice; make the head again.")
+    return ids
+
+
+def ascending(
+    tensors: Mapping[str, Tensor], vocab_size: int, name: str
+) -> tuple[Tensor | None, Mapping[str, Tensor]]:
+    """The target's ids of a reduced vocabulary, and a head's tensors in the order of these ids.
+
+    None for a whole vocabulary. In the target's order, uniform numbers pick the same tokens as over
+    the whole vocabulary.
+
+    Raises:
+        CheckpointError: for a wrong `d2t`.
+    """
+    if "d2t" not in tensors:
+        return None, tensors
+    ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()
+    return ids, {**tensors, **{key: tensors[key][order] for key in _BY_TOKEN if key in tensors}}
+
+
+class OutputRows:
+    """The output head over the draft's vocabulary: the head's own, or those rows of the target's.
+
+    Args:
+        target: lends its output head.
+        modules: builder of its parts.
+        ids: the target's ids of the rows; None for all.
+        own: the head's own rows [Vd, hidden_size], if it has any.
+        norm: weights [hidden_size] of the norm before it, if there is one.
+        eps: eps of that norm.
+
+    Attributes:
+        vocabulary: the tokens that the rows stand for; None for all of the target's.
+        linear: the single product that the output head consists of; None if the target's own runs.
+    """
+
+    def __init__(
+        self,
+        target: CausalLM,
+        modules: Modules,
+        ids: Tensor | None,
+        own: Tensor | None,
+        norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        self._target, self._ids = target, ids
+        self.vocabulary = vocabulary_of(target, ids)
+        weight = own
+        if weight is None and ids is not None:
+            weight = borrowed_rows(target, ids)
+        self.linear: Linear | None = None
+        self._norm: Module | None = None
+        if weight is not None:
+            self.linear = modules.linear(weight, norm=norm, eps=eps)
+        elif norm is not None:
+            self._norm = modules.norm(norm, eps=eps)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits [..., Vd] of hidden states [..., hidden_size], which must be normed if there is no norm."""
+        if self.linear is not None:
+            return self.linear(hidden)
+        if self._norm is not None:
+            hidden = self._norm(hidden)
+        shape = hidden.shape
+        logits = self._target.lm_head(hidden.reshape(1, -1, shape[-1]))
+        if self._ids is not None:
+            logits = logits[..., self._ids.to(logits.device)]
+        return logits.reshape(*shape[:-1], -1)
+
+
+def vocabulary_of(target: CausalLM, ids: Tensor | None) -> DraftVocabulary | None:
+    """The draft's vocabulary of these ids of the target's; None for all."""
+    return None if ids is None else DraftVocabulary(ids.to(target.device), target.vocab_size)
+
+
+def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
+    """Rows [Vd, hidden_size] of the target's output head, read off by running unit vectors through it.
+
+    None if it is more than one product (for example with capped logits or a bias). The cost is one
+    pass of the output head over `hidden_size` tokens, on its own backend.
+    """
+    size, ids = target.hidden_size, ids.to(target.device)
+    unit = torch.eye(size, dtype=target.dtype, device=target.device)
+    parts = [
+        target.lm_head(unit[None, at : at + _COLUMNS])[0][:, ids] for at in range(0, size, _COLUMNS)
+    ]
+    rows = torch.cat(parts).T.contiguous()
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
+    given = target.lm_head(probe * 4)[0, 0, ids].float()
+    ours = (rows.float() @ probe[0, 0].float()) * 4
+    # Quantized activations and bf16 round by about a hundredth; a cap or a bias differs by far more.
+    spread = given.std().clamp(min=1e-6)
+    return rows if float((given - ours).abs().mean() / spread) < 0.1 else None
