@@ -254,15 +254,22 @@ def plan(**changes: Any) -> hardware.Request:
     return hardware.Request(**usual | changes)
 
 
+# Milliseconds of forwards of Llama 3.1 8B in bf16 on an H100, by tokens behind 1,024 others: frozen. By hand,
+# one token reads 15.01 GB of weights and 1,025 tokens of 131 kB, at 3,350 GB/s.
+MILLISECONDS = {
+    1: 4.520497213, 2: 4.520497213, 4: 4.520536339, 8: 4.520614591,
+    16: 4.520771095, 32: 4.521084103, 64: 4.521710118,
+}  # fmt: skip
+
+
 def test_hardware_that_is_not_at_hand() -> None:
-    """The rows are those of the cost model that `forerun simulate` plans with."""
     request = Request("llama-3.1-8b", draft_model="1b", contexts=(2048, 1024))
     roofline = predict(request, plan())
     costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], DEVICES["h100"])
-    for row in roofline.of(TARGET)[1024]:
-        expected = costs.seconds(row.n, 1, 1024 + (row.n + 1) // 2)
-        assert row.predicted_seconds == pytest.approx(float(expected))
-        assert row.seconds is None
+    rows = {row.n: row for row in roofline.of(TARGET)[1024]}
+    found = {n: 1e3 * rows[n].predicted_seconds for n in MILLISECONDS}
+    assert found == pytest.approx(MILLISECONDS, rel=1e-9)
+    assert all(row.seconds is None for row in rows.values())
     assert roofline.limits.ridge_point == pytest.approx(989.4 / 3.35)
     most = roofline.facts["free_tokens_of_all_requests"]
     assert costs.seconds(most, 1, 0) <= FREE * costs.seconds(1, 1, 0)
