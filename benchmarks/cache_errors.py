@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.long_context import DOCUMENT
+from forerun.costs.precision import CODED, GROUPS, bytes_per_value
 from forerun.engine.load import load
 from forerun.kv_cache import StaticCache
-from forerun.kv_cache.codes import CODED, GROUPS, Codes, bytes_per_value
+from forerun.kv_cache.codes import Codes
 from forerun.models.running import prefill
 
 

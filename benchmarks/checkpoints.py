@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from forerun.bench.shapes import SHAPES, RandomSource, Shape
+from forerun.bench.shapes import SHAPES, RandomSource, config_of
+from forerun.costs.shapes import ModelShape
 from forerun.engine.engine import Engine
 from forerun.files import atomic_path, write_text
 from forerun.models.architecture import read_architecture
@@ -30,7 +31,7 @@ def untrained_like(engine: Engine, directory: Path) -> Path:
     """A draft model of random weights with an engine's vocabulary and tokenizer."""
     assert engine.tokenizer is not None, "loaded by name"
     vocab = len(engine.tokenizer)  # type: ignore[arg-type]
-    shape = Shape("llama", 128, 3, 4, 384, vocab, kv_heads=2, tied=True)
+    shape = ModelShape(3, 128, 4, 2, 32, 384, vocab, tied=True)
     engine.tokenizer.save_pretrained(directory)  # type: ignore[attr-defined]
     return _write(shape, directory)
 
@@ -58,8 +59,8 @@ def zoo_target(directory: Path, file: Path | None = None) -> Path:
     return directory
 
 
-def _write(shape: Shape, directory: Path) -> Path:
-    config = shape.config()
+def _write(shape: ModelShape, directory: Path) -> Path:
+    config = config_of(shape)
     source = RandomSource(read_architecture(config))
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)

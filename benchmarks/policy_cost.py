@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from time import perf_counter
 
-from forerun.core import CostTable, Draft, Plan, Request, RoundTimes, Verdict
+from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
+from forerun.costs.table import CostTable
 from forerun.policies.base import BasePolicy
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from tests.helpers.simulated_rounds import SimulatedDrafter, World

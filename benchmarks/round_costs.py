@@ -29,7 +29,7 @@ class Study(Protocol):
 
 
 @dataclass(frozen=True)
-class RoundCosts:
+class TreeCosts:
     """Seconds of a round: a part by nodes, linear between measured numbers, and a part per level.
 
     Args:
@@ -59,7 +59,7 @@ class RoundCosts:
         )
 
 
-def measure_costs(study: Study, most_nodes: int, depth: int) -> RoundCosts:
+def measure_costs(study: Study, most_nodes: int, depth: int) -> TreeCosts:
     """Time rounds of trees of different sizes and depths, in turns, and fit the two parts."""
     knots = [knot for knot in KNOTS if knot < most_nodes] + [most_nodes]
     shapes = {
@@ -84,7 +84,7 @@ def measure_costs(study: Study, most_nodes: int, depth: int) -> RoundCosts:
     solved = np.linalg.lstsq(np.array(rows) * weights[:, None], np.ones(len(rows)), rcond=None)[0]
     by_nodes = np.maximum.accumulate(np.maximum(solved[:-1], 1e-6))
     per_level = max(float(solved[-1]), 0.0)
-    return RoundCosts(tuple(knots), tuple(by_nodes.tolist()), per_level, min(times[None]))
+    return TreeCosts(tuple(knots), tuple(by_nodes.tolist()), per_level, min(times[None]))
 
 
 def _hats(nodes: int, knots: list[int]) -> list[float]:

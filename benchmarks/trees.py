@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.questions import CATEGORIES, load_questions
-from benchmarks.round_costs import RoundCosts, measure_costs
+from benchmarks.round_costs import TreeCosts, measure_costs
 from benchmarks.rule_pairs import RulePairs
 from benchmarks.tree_acceptance import AcceptanceCounts, fastest_shape
 from forerun.core import Stats, Tree
@@ -111,7 +111,7 @@ class Study:
         return self.questions[::2], self.questions[1::2]
 
 
-def run(study: Study, temperature: float, nodes: int, depth: int, costs: RoundCosts) -> Report:
+def run(study: Study, temperature: float, nodes: int, depth: int, costs: TreeCosts) -> Report:
     """Measure, search, compare."""
     measured_on, compared_on = study.halves
     probe = best_shape(TYPICAL_ACCEPTANCE, PROBE_NODES, depth).shape

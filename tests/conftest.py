@@ -45,10 +45,11 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models for benchmarks that take no time, as `tiny` and `tiny-tied`."""
-    from forerun.bench.shapes import SHAPES, Shape
+    from forerun.bench.shapes import SHAPES
+    from forerun.costs.shapes import ModelShape
 
     for name, tied in {"tiny": False, "tiny-tied": True}.items():
-        monkeypatch.setitem(SHAPES, name, Shape("llama", 64, 2, 4, 128, 96, kv_heads=2, tied=tied))
+        monkeypatch.setitem(SHAPES, name, ModelShape(2, 64, 4, 2, 16, 128, 96, tied=tied))
     monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *SHAPES))
     # A small cache takes no time to read.
     monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)

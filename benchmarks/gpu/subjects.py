@@ -14,21 +14,20 @@ from torch import Tensor
 
 from benchmarks.gpu.output import Output
 from benchmarks.gpu.parts import join_parts
-from forerun.bench.shapes import Shape
+from forerun.bench.shapes import config_of
 from forerun.contracts import CausalLM
+from forerun.costs.shapes import SHAPES as PUBLISHED
+from forerun.costs.shapes import ModelShape
 from forerun.errors import ConfigError
 from forerun.models import Checkpoint, Placement, Transformer
 from forerun.models.architecture import read_architecture
 from forerun.models.config import as_transformers
 from forerun.models.layouts import layout_of
 
-SHAPES = {
-    "llama-1b": Shape("llama", 2048, 16, 32, 8192, 128256, 8, 64, tied=True),
-    "llama-8b": Shape("llama", 4096, 32, 32, 14336, 128256, 8, 128),
-}
+SHAPES = {"llama-1b": PUBLISHED["llama-3.2-1b"], "llama-8b": PUBLISHED["llama-3.1-8b"]}
 TINY_SHAPES = {
-    "llama-1b": Shape("llama", 32, 1, 4, 64, 96, 2, 8, tied=True),
-    "llama-8b": Shape("llama", 64, 2, 4, 96, 96, 2, 16),
+    "llama-1b": ModelShape(1, 32, 4, 2, 8, 64, 96, tied=True),
+    "llama-8b": ModelShape(2, 64, 4, 2, 16, 96, 96),
 }
 SMOLLM2 = "smollm2"
 # Texts that a drafter without a model finds something in, as a user's often are.
@@ -99,9 +98,9 @@ def freeing(device: torch.device) -> Iterator[None]:
             torch.cuda.empty_cache()
 
 
-def random_target(name: str, shape: Shape, device: torch.device) -> Transformer:
+def random_target(name: str, shape: ModelShape, device: torch.device) -> Transformer:
     """A decoder with random weights in bfloat16, which never exist anywhere but on the device."""
-    architecture = read_architecture(shape.config())
+    architecture = read_architecture(config_of(shape))
     generator = torch.Generator(device).manual_seed(0)
     weights: dict[str, Tensor] = {}
     for tensor in layout_of(architecture).tensors:
@@ -112,15 +111,15 @@ def random_target(name: str, shape: Shape, device: torch.device) -> Transformer:
     return Transformer(architecture, weights, name)
 
 
-def _random(name: str, shape: Shape, device: torch.device) -> Subject:
+def _random(name: str, shape: ModelShape, device: torch.device) -> Subject:
     def theirs() -> Any:
         from transformers import AutoModelForCausalLM
 
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(shape.config(), dtype=torch.bfloat16)
+            return AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16)
 
     generator = torch.Generator().manual_seed(1)
-    block = torch.randint(shape.vocabulary, (32,), generator=generator).tolist()
+    block = torch.randint(shape.vocab_size, (32,), generator=generator).tolist()
     return Subject(name, lambda: random_target(name, shape, device), theirs, ((*block, *block),))
 
 

@@ -9,7 +9,7 @@ from operator import mul
 
 import numpy as np
 
-from forerun.tuning.costs import RoundCosts, Seconds
+from forerun.costs.rounds import RoundCosts, Seconds
 from forerun.tuning.replay import Choice, Offer, Outcome, ReplayPolicy, View
 
 # vLLM 0.33, v1/worker/gpu/spec_decode/acceptance_estimator.py.

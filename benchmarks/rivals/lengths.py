@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forerun.tuning.costs import RoundCosts, Seconds
+from forerun.costs.rounds import RoundCosts, Seconds
 from forerun.tuning.replay import PLAIN, Choice, Outcome, ReplayPolicy, View
 
 
@@ -96,7 +96,8 @@ class Goodput(ReplayPolicy):
 
         def goodput(length: int) -> float:
             tokens = sum(self.acceptance**depth for depth in range(length + 1))
-            return tokens / self.costs.round(length, length > 0, len(views), context).total
+            costs = self.costs.round(length, len(views), context, drafts=length > 0)
+            return float(tokens / costs.total)
 
         best = max(range(self.longest + 1), key=goodput)
         return chosen(self.candidate, best, len(views))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
+from forerun.costs.rounds import RoundCosts
 from forerun.policies import make_policy
-from forerun.tuning.costs import RoundCosts
 from forerun.tuning.engine_policies import EnginePolicy, cost_aware
 from forerun.tuning.hindsight import Hindsight
 from forerun.tuning.prediction import common_scale, costs_of

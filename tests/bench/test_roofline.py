@@ -19,30 +19,30 @@ from forerun import _native
 from forerun.bench import shapes
 from forerun.bench.forwards import Forwards
 from forerun.bench.machine import Machine
-from forerun.bench.roofline.local import Models, measure
+from forerun.bench.roofline.local import Models, hardware_called, measure
 from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
 from forerun.bench.roofline.predicted import predict, shape_named
 from forerun.bench.roofline.report import report_of, roof
 from forerun.bench.roofline.request import Request
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row, Subject, Turn, free_tokens
-from forerun.bench.shapes import SHAPES, RandomSource, build
+from forerun.bench.shapes import SHAPES, RandomSource, build, config_of
 from forerun.bench.traffic import (
     forward_bytes,
     multiply_adds,
-    shape_of,
     traffic_of,
     weight_bytes,
 )
-from forerun.core import CostTable
+from forerun.costs.forwards import Limits, RooflineCosts, Traffic
+from forerun.costs.hardware import HARDWARE
+from forerun.costs.shapes import SHAPES as PUBLISHED
+from forerun.costs.shapes import read_shape
+from forerun.costs.table import CostTable
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
 from forerun.models.placement import Placement
 from forerun.report.plot import figure_of
 from forerun.simulation import hardware
-from forerun.simulation.devices import DEVICES, device_called
-from forerun.simulation.roofline import Limits, RooflineCosts, Traffic
-from forerun.simulation.shapes import SHAPES as PUBLISHED
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import write_model
 
@@ -82,12 +82,12 @@ def test_multiply_adds_of_a_forward() -> None:
 
 
 def test_shapes_are_those_of_configs() -> None:
-    gpt2 = shape_of(GPT2Config(), "gpt2")
+    gpt2 = read_shape(GPT2Config(), "gpt2")
     assert gpt2.parameters == pytest.approx(124.4e6, rel=0.01)
-    mixtral = shape_of(MixtralConfig(num_key_value_heads=8), "mixtral-8x7b")
+    mixtral = read_shape(MixtralConfig(num_key_value_heads=8), "mixtral-8x7b")
     assert replace(mixtral, name="mixtral-8x7b") == PUBLISHED["mixtral-8x7b"]
     with pytest.raises(CheckpointError, match=r"mamba.*num_attention_heads"):
-        shape_of(MambaConfig(), "mamba")
+        read_shape(MambaConfig(), "mamba")
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_shapes_are_those_of_configs() -> None:
     ],
 )
 def test_shapes_have_their_size(name: str, millions: float) -> None:
-    source = RandomSource(read_architecture(SHAPES[name].config()))
+    source = RandomSource(read_architecture(config_of(SHAPES[name])))
     sizes = [math.prod(shape) for shape in source.shapes.values()]
     assert sum(sizes) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_random_weights_are_the_same_in_parts() -> None:
-    source = RandomSource(read_architecture(SHAPES["llama-110m"].config()))
+    source = RandomSource(read_architecture(config_of(SHAPES["llama-110m"])))
     for key in ("model.norm.weight", "lm_head.weight"):
         whole = source.read(key)
         assert tuple(whole.shape) == source.shapes[key]
@@ -265,7 +265,7 @@ MILLISECONDS = {
 def test_hardware_that_is_not_at_hand() -> None:
     request = Request("llama-3.1-8b", draft_model="1b", contexts=(2048, 1024))
     roofline = predict(request, plan())
-    costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], DEVICES["h100"])
+    costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], HARDWARE["h100"])
     rows = {row.n: row for row in roofline.of(TARGET)[1024]}
     found = {n: 1e3 * rows[n].predicted_seconds for n in MILLISECONDS}
     assert found == pytest.approx(MILLISECONDS, rel=1e-9)
@@ -281,11 +281,11 @@ def test_hardware_that_is_not_at_hand() -> None:
 
 
 def test_models_by_their_config_alone(tmp_path: Path) -> None:
-    config = SHAPES["tiny"].config()
+    config = config_of(SHAPES["tiny"])
     config.save_pretrained(tmp_path)
-    expected = traffic_of(build("tiny", "bf16")).shape
+    expected = SHAPES["tiny"]
     for name in (tmp_path, tmp_path / "config.json"):
-        assert replace(shape_named(str(name)), name="tiny") == expected
+        assert replace(shape_named(str(name)), name=expected.name) == expected
     assert shape_named("70B").parameters == pytest.approx(70e9, rel=0.01)
     with pytest.raises(UnknownNameError, match=r"'llama-3.1-8'.*llama-3.1-8b"):
         shape_named("llama-3.1-8")
@@ -305,9 +305,9 @@ def test_devices_by_the_names_of_their_drivers() -> None:
         "NVIDIA L4": "l4",
         "AMD Instinct MI300X": "mi300x",
     }
-    assert {name: device_called(name).name for name in names} == names
+    assert {name: hardware_called(name).name for name in names} == names
     with pytest.raises(ConfigError, match=r"RTX 5070.*--bandwidth"):
-        device_called("NVIDIA GeForce RTX 5070")
+        hardware_called("NVIDIA GeForce RTX 5070")
 
 
 def test_the_plot_shows_every_forward_below_the_roof() -> None:

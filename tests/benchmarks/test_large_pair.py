@@ -11,19 +11,22 @@ import torch
 
 from benchmarks.large_pair import Request, main, measure, report
 from forerun import _native
-from forerun.bench.shapes import SHAPES, Shape, build
+from forerun.bench.shapes import SHAPES, build
+from forerun.costs.shapes import ModelShape
 from forerun.errors import ConfigError, UnknownNameError
 
 pytestmark = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
 
-TINY = Shape("qwen3", 64, 2, 4, 128, 96, kv_heads=2, tied=True)
+TINY = ModelShape(2, 64, 4, 2, 16, 128, 96, tied=True, name="qwen3-tiny")
 REQUEST = Request("tiny", "int8", "tiny-draft", "int4", num_speculative_tokens=3, tokens=9)
 
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
-    monkeypatch.setitem(SHAPES, "tiny-draft", replace(TINY, hidden=32, layers=1))
+    monkeypatch.setitem(
+        SHAPES, "tiny-draft", replace(TINY, hidden_size=32, head_dim=8, num_layers=1)
+    )
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -11,9 +11,9 @@ from benchmarks.rivals.__main__ import main, over_drafters
 from benchmarks.rivals.budgets import FULL_ROUNDS, AdaptiveVerification, Algorithm1
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, seconds_of
+from forerun.costs.rounds import Seconds
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength
-from forerun.tuning.costs import Seconds
 from forerun.tuning.engine_policies import EnginePolicy
 from forerun.tuning.records import Records, Round, Timing
 from forerun.tuning.replay import Choice, Offer, Outcome, View, replay

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import application
+from forerun.costs.hardware import HARDWARE
 from forerun.report.plot import figure_of
-from forerun.simulation.devices import DEVICES
 from forerun.simulation.hardware import Request
 from forerun.simulation.planning import plan
 from tests.helpers.command_line import Write
@@ -100,7 +100,7 @@ def test_tables_mark_what_loses_and_what_does_not_fit() -> None:
 
 
 def test_own_hardware_equals_the_named() -> None:
-    device = DEVICES["h100"]
+    device = HARDWARE["h100"]
     own = ("--bandwidth", "3350", "--flops", "989.4", "--memory", "80")
     named = content("--hardware", "h100", *PAIR, *GRID)
     assert content(*own, *PAIR, *GRID)["rows"] == named["rows"]

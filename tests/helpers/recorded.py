@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from forerun.core import CostTable
-from forerun.tuning.costs import RoundCosts
+from forerun.costs.rounds import RoundCosts
+from forerun.costs.table import CostTable
 from forerun.tuning.records import Output
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from forerun.core import Batch, View
+from forerun.costs.precision import bytes_per_value, group_of
 from forerun.errors import CacheError
 from forerun.kv_cache import StaticCache
-from forerun.kv_cache.codes import Codes, bytes_per_value, group_of, turn
+from forerun.kv_cache.codes import Codes, turn
 
 CPU = torch.device("cpu")
 STEPS = {"int8": 119, "int4": 7}

@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import (
-    CostTable,
-    Draft,
-    Origin,
-    PlainReason,
-    Request,
-    RoundTimes,
-    Verdict,
-)
+from forerun.core import Draft, Origin, PlainReason, Request, RoundTimes, Verdict
+from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import cost_aware, stretch

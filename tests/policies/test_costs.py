@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from forerun.core import CostTable
+from forerun.costs.table import CostTable
 from forerun.policies.costs import LiveCosts
 from forerun.policies.stretch import LATE, SOON, Timing
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from forerun.core import CostTable, PlainReason, Request, RoundTimes
+from forerun.core import PlainReason, Request, RoundTimes
+from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import memory as memory_module

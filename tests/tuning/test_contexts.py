@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike
 
 from forerun.bench.runs import Prompt
 from forerun.contracts import Drafter
-from forerun.core import CostTable
+from forerun.costs.rounds import RoundCosts
+from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.simulation.cost_model import RoundCosts as SimulatedCosts
-from forerun.simulation.cost_model import WindowedCosts
+from forerun.simulation.hardware import WindowedCosts
+from forerun.simulation.planning import break_even_context
 from forerun.theory.formulas import expected_tokens
 from forerun.theory.inputs import Floats
 from forerun.tuning.contexts import BreakEven, Shares, break_even, shares_of
-from forerun.tuning.costs import RoundCosts
 from forerun.tuning.prediction import Prediction, _predict
 from forerun.tuning.records import Output, Records
 from forerun.tuning.tune import Tuning, tune
@@ -94,9 +94,8 @@ def test_the_first_context_at_which_windowed_drafts_pay(
 ) -> None:
     """It does not depend on the context that costs were measured at; `simulate` finds the same."""
     target = LinearCosts(per_token)
-    simulated = SimulatedCosts(target, WindowedCosts(target, WINDOW)).break_even_context(
-        acceptance, lengths=[length], most=LONGEST
-    )
+    windowed_rounds = RoundCosts.of_models(target, WindowedCosts(target, WINDOW))
+    simulated = break_even_context(windowed_rounds, acceptance, lengths=[length], most=LONGEST)
     tokens = float(expected_tokens(acceptance, length))
     plain = float(target.seconds(1, 1, traffic))
     drafting = length * windowed(traffic) / tokens

@@ -104,7 +104,7 @@ def test_auto_knows_forwards_and_learns_the_rest() -> None:
     assert policy.costs.is_known
     for tokens in (1, 4, 7):
         curve = policy.costs.curve(1)
-        assert curve.at(tokens - 1) == pytest.approx(table.target.seconds(tokens))
+        assert curve.at(tokens - 1) == pytest.approx(table.target.seconds(tokens, 1, 0))
     assert policy.learned["drafts"] == {}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forerun.costs.shapes import SHAPES as PUBLISHED
+from forerun.costs.shapes import ModelShape
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
@@ -25,61 +26,40 @@ MAX_CONTEXT = 2**15 + 64
 # Not a power of two, so that rows of a matrix differ.
 _BLOCK = 2**22 + 3
 
-
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a model whose weights are random.
-
-    Args:
-        family: `llama` or `qwen3`.
-        hidden, layers, heads, intermediate, vocabulary: sizes.
-        kv_heads: as many as `heads` where None.
-        head_dim: hidden / heads where None.
-        tied: whether the head is the embedding.
-    """
-
-    family: str
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    vocabulary: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    tied: bool = False
-
-    def config(self) -> Any:
-        """The config of transformers that describes it."""
-        from transformers import LlamaConfig, Qwen3Config
-
-        kind: Any = Qwen3Config if self.family == "qwen3" else LlamaConfig
-        return kind(
-            hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads or self.heads,
-            head_dim=self.head_dim or self.hidden // self.heads,
-            intermediate_size=self.intermediate,
-            vocab_size=self.vocabulary,
-            max_position_embeddings=MAX_CONTEXT,
-            tie_word_embeddings=self.tied,
-            architectures=["Qwen3ForCausalLM" if self.family == "qwen3" else "LlamaForCausalLM"],
-            bos_token_id=None,
-            eos_token_id=None,
-            dtype=torch.bfloat16,
-        )
-
-
 SHAPES = {
     # 15 MB in int8, as large as a draft may be that is to stay in the cache.
-    "draft-15m": Shape("llama", 288, 6, 6, 768, 32000, tied=True),
+    "draft-15m": ModelShape(6, 288, 6, 6, 48, 768, 32000, tied=True),
     # 45 MB in int4, whose output head has 8 bits; with the vocabulary of SmolLM2.
-    "draft-50m": Shape("llama", 512, 8, 8, 1408, 49152, tied=True),
-    "llama-110m": Shape("llama", 768, 12, 12, 2048, 32000),
-    "llama-350m": Shape("llama", 1024, 24, 16, 2816, 32000),
-    "qwen3-0.6b": Shape("qwen3", 1024, 28, 16, 3072, 151936, 8, 128, tied=True),
-    "qwen3-4b": Shape("qwen3", 2560, 36, 32, 9728, 151936, 8, 128, tied=True),
+    "draft-50m": ModelShape(8, 512, 8, 8, 64, 1408, 49152, tied=True),
+    "llama-110m": ModelShape(12, 768, 12, 12, 64, 2048, 32000),
+    "llama-350m": ModelShape(24, 1024, 16, 16, 64, 2816, 32000),
+    **{name: PUBLISHED[name] for name in ("qwen3-0.6b", "qwen3-4b")},
 }
+"""Dimensions of models with random weights, by name."""
+
+
+def config_of(shape: ModelShape) -> Any:
+    """The config of transformers for a dense model: Qwen3's if the shape's name says so, else Llama's."""
+    from transformers import LlamaConfig, Qwen3Config
+
+    qwen = shape.name.startswith("qwen3")
+    kind: Any = Qwen3Config if qwen else LlamaConfig
+    return kind(
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate_size,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=shape.tied,
+        architectures=["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.bfloat16,
+    )
+
 
 MODELS = (*PACKAGED, *SHAPES)
 
@@ -120,7 +100,7 @@ class StoredShape(StoredDirectory):
         self._shape = SHAPES[name]
 
     def config(self) -> Any:
-        return self._shape.config()
+        return config_of(self._shape)
 
     def architecture(self, config: Any) -> Architecture:
         return read_architecture(config)

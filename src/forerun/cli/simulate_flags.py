@@ -13,9 +13,10 @@ from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Name
 from forerun.cli.results import plot_option
+from forerun.costs.hardware import HARDWARE
+from forerun.costs.precision import PRECISIONS
+from forerun.costs.shapes import SHAPES
 from forerun.options import check
-from forerun.simulation.devices import DEVICES, PRECISIONS
-from forerun.simulation.shapes import SHAPES
 
 LONGEST = 256
 MOST_REQUESTS = 1 << 14
@@ -75,7 +76,7 @@ _TABLES: dict[str, tuple[tuple[str, Any, Any, str], ...]] = {
         ("num_tokens", click.IntRange(10, 1_000_000), 600, "Tokens to generate at each length."),
     ),
     "Hardware": (
-        ("hardware", Name(DEVICES), None, f"Plan for {', '.join(DEVICES)}."),
+        ("hardware", Name(HARDWARE), None, f"Plan for {', '.join(HARDWARE)}."),
         ("bandwidth", _POSITIVE, None,
          "GB/s of its memory; with --flops, for hardware of your own."),
         ("flops", _POSITIVE, None, "TFLOP/s of its dense matrix products."),

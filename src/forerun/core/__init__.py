@@ -1,7 +1,6 @@
 """The core types: trees, drafts, plans, verdicts, requests, batches, statistics."""
 
 from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, HiddenStates, LogitsFor, View
-from forerun.core.costs import CostTable
 from forerun.core.draft import (
     CONTEXT_FULL,
     NO_DRAFT,
@@ -28,7 +27,6 @@ __all__ = [
     "NO_PLAN",
     "NO_TREE",
     "Batch",
-    "CostTable",
     "Draft",
     "Drawing",
     "Exactness",

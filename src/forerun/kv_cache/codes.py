@@ -14,53 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.core import BLOCK_SIZE, View
+from forerun.costs.precision import group_of
 
-GROUPS = (64, 32, 16)
-CODED = ("int8", "int4")
 # Offsets that are added to codes when they are stored: to one nibble, and to both nibbles of a byte.
 _NIBBLE = 8
 _BYTE = 8 * 16 + 8
-
-
-def group_of(head_dim: int) -> int | None:
-    """Number of dimensions that share a scale; None for heads that no group size divides."""
-    return next((group for group in GROUPS if head_dim % group == 0), None)
-
-
-def bytes_per_value(kv_dtype: str, head_dim: int, auto: int, *, coarse: bool = False) -> float:
-    """Bytes of one number in a cache, including its share of a scale.
-
-    Args:
-        kv_dtype: precision of the cache.
-        head_dim: size of a head.
-        auto: bytes of a number if the precision is `auto`.
-        coarse: count only the bytes that a coarse view reads.
-    """
-    if kv_dtype not in CODED:
-        return float({"fp32": 4, "bf16": 2}.get(kv_dtype, auto))
-    codes = 1.0 if kv_dtype == "int8" and not coarse else 0.5
-    return codes + 2 / (group_of(head_dim) or head_dim)
-
-
-def bytes_of_text(
-    context: int, heads: tuple[int, int], kv_dtype: str, auto: int, view: View | None = None
-) -> float:
-    """Approximate bytes of a text's keys and values that one token reads in a layer.
-
-    Args:
-        context: tokens of the text.
-        heads: number of key heads and size of one.
-        kv_dtype, auto: as in `bytes_per_value`.
-        view: the part of the text that is read; None for all.
-    """
-    number = bytes_per_value(kv_dtype, heads[1], auto, coarse=view is not None and view.coarse)
-    read = context if view is None else view.tokens(context)
-    means = 0.0
-    if view is not None and view.blocks:
-        # Means in fp32 of the blocks that are not read; for the few that are read, their keys dominate.
-        means = (context - read) / BLOCK_SIZE * 4
-    return heads[0] * heads[1] * (2 * read * number + means)
 
 
 class Codes:

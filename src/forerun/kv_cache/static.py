@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from forerun.core import BLOCK_SIZE, Batch, View
+from forerun.costs.precision import CODED
 from forerun.errors import CacheError
 from forerun.kv_cache.block_means import BlockMeans
-from forerun.kv_cache.codes import CODED, Codes, Store, parts, turn
+from forerun.kv_cache.codes import Codes, Store, parts, turn
 from forerun.kv_cache.fit import (
     check_length,
     check_path,

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.errors import CheckpointError, shown
+from forerun.costs.shapes import ModelShape
+from forerun.errors import CheckpointError, ConfigError, shown
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -26,9 +27,9 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the text."""
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Architecture of a decoder: its sizes, windows, norms and biases.
+@dataclass(frozen=True, kw_only=True)
+class Architecture(ModelShape):
+    """Architecture of a decoder: its dimensions, windows, norms and biases.
 
     Attributes:
         family: `gpt2` or one of `LLAMA_LIKE`.
@@ -42,17 +43,9 @@ class Architecture:
     """
 
     family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_context: int
     norm_eps: float
     activation: str
-    tied: bool
     windows: tuple[int | None, ...]
     query_key_norm: bool = False
     attention_bias: bool = False
@@ -89,22 +82,26 @@ def read_architecture(config: Any) -> Architecture:
         "windows": (None,) * layers,
         **(_read_gpt2(config) if gpt2 else _read_llama_like(config)),
     }
-    shape = Architecture(
-        family=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=layers,
-        num_heads=heads,
-        max_context=config.max_position_embeddings,
-        tied=bool(config.tie_word_embeddings),
-        config=config,
-        **values,
-    )
-    if shape.num_heads % shape.num_kv_heads:
+    if heads % values["num_kv_heads"]:
         raise CheckpointError(
-            f"num_attention_heads is {shape.num_heads}; it must be a multiple of "
-            f"num_key_value_heads, {shape.num_kv_heads}."
+            f"num_attention_heads is {heads}; it must be a multiple of "
+            f"num_key_value_heads, {values['num_kv_heads']}."
         )
+    try:
+        shape = Architecture(
+            family=config.model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=layers,
+            num_heads=heads,
+            max_context=config.max_position_embeddings,
+            tied=bool(config.tie_word_embeddings),
+            gated=not gpt2,
+            config=config,
+            **values,
+        )
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
     if gpt2 and shape.hidden_size % shape.num_heads:
         raise CheckpointError(
             f"n_embd is {shape.hidden_size}; it must be a multiple of n_head, {shape.num_heads}."

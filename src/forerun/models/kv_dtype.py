@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from forerun.costs.precision import CODED, group_of
 from forerun.errors import ConfigError
-from forerun.kv_cache.codes import CODED, group_of
 
 if TYPE_CHECKING:
     from forerun.contracts import CausalLM

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 import torch
 
+from forerun.costs.precision import QUANTIZED, STORED_FORMATS, bytes_per_value
 from forerun.errors import CheckpointError, MemoryLimitError
 from forerun.files import size_text
-from forerun.kv_cache.codes import bytes_per_value
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import layer_configs, one_line
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
-from forerun.models.placement import DTYPES, QUANTIZED, RunConfig
+from forerun.models.placement import DTYPES, RunConfig
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,6 @@ def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float
     return total
 
 
-# Bytes of a weight, including its share of the scale and offset of a group of 32.
-_STORED = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "int8": 1 + 2 / 32,
-    "int8_offset": 1 + 4 / 32,
-    "int4": 0.5 + 2 / 32,
-    "int4_offset": 0.5 + 4 / 32,
-}
-
-
 def stored_bytes(layout: Layout, formats: Mapping[str, str]) -> float:
     """Bytes of quantized weights on the kernels in their stored form.
 
@@ -161,7 +150,7 @@ def stored_bytes(layout: Layout, formats: Mapping[str, str]) -> float:
         formats: precisions of its matrices, by name.
     """
     return sum(
-        math.prod(tensor.shape) * _STORED[formats.get(tensor.name, "fp32")]
+        math.prod(tensor.shape) * STORED_FORMATS[formats.get(tensor.name, "fp32")]
         for tensor in layout.tensors
     )
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
+from forerun.costs.precision import QUANTIZED
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.caches import last_level_cache
 from forerun.options import known, options
@@ -25,8 +26,6 @@ _LONG_NAMES = {
     "float": "fp32",
     "double": "fp64",
 }
-# Bytes of a weight, including its share of a group's scale.
-QUANTIZED = {"int8": 1 + 2 / 64, "int4": 0.5 + 2 / 32}
 PRECISIONS = (*DTYPES, *QUANTIZED)
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BACKENDS = ("auto", "kernels", "torch")

@@ -13,9 +13,9 @@ from torch.nn import functional
 from forerun.compression import Compression
 from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput, View
+from forerun.costs.precision import bytes_of_text
 from forerun.errors import CacheError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
-from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
 from forerun.models.device_memory import DeviceMemory

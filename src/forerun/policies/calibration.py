@@ -9,8 +9,8 @@ from statistics import median
 from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM
-from forerun.core import Batch, CostTable
-from forerun.core.costs import Row
+from forerun.core import Batch
+from forerun.costs.table import CostTable, Row
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from typing import Any
 from pydantic import Field
 
 from forerun.contracts import CausalLM, Drafter, Rehearse
-from forerun.core import CostTable, Draft, PlainReason, Plan, Request, RoundTimes, Verdict
+from forerun.core import Draft, PlainReason, Plan, Request, RoundTimes, Verdict
+from forerun.costs.table import CostTable
 from forerun.options import options
 from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy

@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any
 
-from forerun.core import CostTable
+from forerun.costs.table import CostTable
 
 ASSUMED = CostTable.from_rows(
     (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)

@@ -18,7 +18,7 @@ from typing import Any
 
 from forerun import __version__
 from forerun.contracts import FILLER, CausalLM, Drafter, Rehearse
-from forerun.core import CostTable
+from forerun.costs.table import CostTable
 from forerun.errors import ConfigError, ForerunError
 from forerun.files import MOST_BYTES, cache_folder, parse_json, write_text
 from forerun.policies.beliefs import Beliefs

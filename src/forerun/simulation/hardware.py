@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from forerun.costs.forwards import RooflineCosts
+from forerun.costs.hardware import GB, TFLOPS, Hardware, find_hardware
+from forerun.costs.rounds import FREE, Costs, RoundCosts
+from forerun.costs.shapes import SHAPES, ModelShape, find_shape
 from forerun.errors import ConfigError
-from forerun.simulation.cost_model import RooflineCosts, RoundCosts, WindowedCosts
-from forerun.simulation.devices import GB, TFLOPS, Device, find_device
-from forerun.simulation.shapes import SHAPES, ModelShape, find_shape
 
 # Batch sizes up to at least this number are searched for those at which speculation loses.
 REQUESTS = 1024
@@ -45,6 +49,23 @@ class Request:
 
 
 @dataclass(frozen=True)
+class WindowedCosts:
+    """Costs of forwards that read only a window of their context, as in drafting by self_sparse.
+
+    Args:
+        whole: costs of forwards that read the whole context.
+        window: most tokens of context that a forward reads.
+    """
+
+    whole: Costs
+    window: int
+
+    def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Any:
+        """Seconds of a forward; see `Costs.seconds`."""
+        return self.whole.seconds(num_tokens, batch_size, np.minimum(context, self.window))
+
+
+@dataclass(frozen=True)
 class Setup:
     """Costs of target and draft on the hardware; no draft if it is free or given by its cost ratio."""
 
@@ -55,13 +76,14 @@ class Setup:
     @property
     def free_drafts(self) -> bool:
         """True if drafting is assumed to cost nothing, so that speed-ups are upper bounds."""
-        return self.rounds.draft == 0.0
+        return self.rounds.draft is FREE
 
     def memory_bytes(self, batch_size: int, context: int) -> float:
         """Bytes of weights and caches."""
         models = [self.target] if self.draft is None else [self.target, self.draft]
         return sum(
-            model.weight_bytes + float(model.cache_bytes(batch_size, context)) for model in models
+            model.weight_bytes + float(model.traffic.cache_bytes(batch_size, context))
+            for model in models
         )
 
     def fits(self, batch_size: int, context: int) -> bool | None:
@@ -79,7 +101,7 @@ def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> 
     Raises:
         ConfigError, UnknownNameError: as `plan`.
     """
-    device = find_hardware(request)
+    device = hardware_of(request)
     target = RooflineCosts(
         find(request.target),
         device,
@@ -90,15 +112,17 @@ def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> 
         parallel_efficiency=request.parallel_efficiency,
     )
     if request.draft_window is not None:
-        return Setup(target, None, RoundCosts(target, WindowedCosts(target, request.draft_window)))
+        return Setup(
+            target, None, RoundCosts.of_models(target, WindowedCosts(target, request.draft_window))
+        )
     if request.draft.lower() == "none":
-        return Setup(target, None, RoundCosts(target, request.cost_ratio or 0.0))
+        return Setup(target, None, RoundCosts.of_models(target, request.cost_ratio or 0.0))
     precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype
     draft = replace(target, shape=find(request.draft), precision=precision)
-    return Setup(target, draft, RoundCosts(target, draft))
+    return Setup(target, draft, RoundCosts.of_models(target, draft))
 
 
-def find_hardware(request: Request) -> Device:
+def hardware_of(request: Request) -> Hardware:
     """The named device, with given limits in place of its own.
 
     Raises:
@@ -112,11 +136,11 @@ def find_hardware(request: Request) -> Device:
     if request.memory is not None:
         own["capacity"] = request.memory * GB
     if request.hardware is not None:
-        return replace(find_device(request.hardware), **own)
+        return replace(find_hardware(request.hardware), **own)
     for name in ("bandwidth", "flops"):
         if getattr(request, name) is None:
             raise ConfigError(f"your own hardware needs --{name}; add it, or name a --hardware.")
-    return Device("your own", **own)
+    return Hardware("your own", **own)
 
 
 def known_models() -> str:

@@ -6,7 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from forerun.costs.forwards import RooflineCosts
+from forerun.costs.rounds import LENGTHS, RoundCosts
+from forerun.options import check
 from forerun.report.result import Result, settings_of
 from forerun.simulation.hardware import Request, Setup, set_up
 from forerun.simulation.planning_tables import (
@@ -17,8 +21,10 @@ from forerun.simulation.planning_tables import (
     losses_table,
     memory_table,
 )
-from forerun.simulation.roofline import RooflineCosts
+from forerun.theory.inputs import Floats
 
+LONGEST_CONTEXT = 1 << 24
+MOST_REQUESTS = 1 << 20
 FREE_DRAFTS = (
     "drafts are assumed to cost nothing, so the speed-ups are upper bounds; "
     "give --draft or --cost-ratio to count the time of drafting."
@@ -43,8 +49,12 @@ def plan(request: Request) -> Result:
         {
             "acceptance": acceptance,
             "context": context,
-            "batches": setup.rounds.losing_batches(
-                acceptance, context, lengths=request.lengths, most=request.most_requests
+            "batches": losing_batches(
+                setup.rounds,
+                acceptance,
+                context,
+                lengths=request.lengths,
+                most=request.most_requests,
             ),
         }
         for acceptance in request.acceptance
@@ -70,6 +80,56 @@ def plan(request: Request) -> Result:
     return Result("plan", settings_of(request), rows, tables, charts, facts, notes)
 
 
+def break_even_context(
+    rounds: RoundCosts,
+    acceptance: float,
+    batch_size: int = 1,
+    *,
+    lengths: ArrayLike = LENGTHS,
+    most: int = LONGEST_CONTEXT,
+) -> int | None:
+    """The shortest context at which some length makes decoding faster; None if none up to `most` does.
+
+    Drafts from a window pay above some context.
+    """
+    contexts = np.unique(np.geomspace(1, most, 256).astype(np.int64))
+
+    def pays(context: ArrayLike) -> Floats:
+        gains = rounds.best(acceptance, batch_size, context, lengths=lengths)[1]
+        return np.asarray(gains > 1.0 + 1e-9)
+
+    paying = np.flatnonzero(pays(contexts))
+    if not len(paying):
+        return None
+    high = int(contexts[paying[0]])
+    low = int(contexts[paying[0] - 1]) if paying[0] else -1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def losing_batches(
+    rounds: RoundCosts,
+    acceptance: float,
+    context: int = 0,
+    *,
+    lengths: ArrayLike = LENGTHS,
+    most: int = 1024,
+) -> list[tuple[int, int]]:
+    """Ranges of batch sizes up to `most` at which no length makes decoding faster.
+
+    Speculation stops paying when verification becomes bound by arithmetic. It can pay again with long
+    contexts, where reading the cache takes most of the time (arXiv 2408.11049), and with experts,
+    when a plain round reads all of them anyway.
+    """
+    most = check("most", most, int, ge=1, le=MOST_REQUESTS)
+    batches = np.arange(1, most + 1)
+    loses = rounds.best(acceptance, batches, context, lengths=lengths)[1] <= 1.0
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], loses, [False])).astype(int)))
+    return [(int(a) + 1, int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
 def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]:
     """Shortest contexts at which drafts from a window pay; empty for other drafts."""
     if request.draft_window is None:
@@ -78,7 +138,7 @@ def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]
         {
             "acceptance": acceptance,
             "batch": batch,
-            "context": setup.rounds.break_even_context(acceptance, batch, lengths=request.lengths),
+            "context": break_even_context(setup.rounds, acceptance, batch, lengths=request.lengths),
         }
         for acceptance in request.acceptance
         for batch in request.batch
@@ -93,10 +153,10 @@ def _rows(request: Request, setup: Setup, acceptance: float, context: int) -> li
     columns = {
         "length": lengths,
         "speedup": gains,
-        "cost_ratio": rounds.draft_seconds(batch, context) / plain_seconds,
+        "cost_ratio": rounds.drafting(1, batch, context) / plain_seconds,
         "verification_cost": setup.target.seconds(lengths + 1, batch, context) / plain_seconds,
-        "plain_tokens_per_second": rounds.tokens_per_second(acceptance, 0, batch, context),
-        "tokens_per_second": rounds.tokens_per_second(acceptance, lengths, batch, context),
+        "plain_tokens_per_second": batch / plain_seconds,
+        "tokens_per_second": batch * gains / plain_seconds,
     }
     return [
         {
@@ -114,10 +174,10 @@ def _rows(request: Request, setup: Setup, acceptance: float, context: int) -> li
 
 def _limits(setup: Setup) -> dict[str, Any]:
     target, draft = setup.target, setup.draft
-    layers, _ = target.work(1, 1, 0)
+    layers, _ = target.traffic.work(1, 1, 0)
     return {
-        "device": asdict(target.device),
-        "ridge_point": target.ridge_point,
+        "device": asdict(target.hardware),
+        "ridge_point": target.limits.ridge_point,
         "plain_intensity": float(layers.intensity),
         "capacity_bytes": target.capacity,
         "target": _of_model(target),
@@ -131,6 +191,6 @@ def _of_model(costs: RooflineCosts) -> dict[str, Any]:
         "parameters": costs.shape.parameters,
         "active_parameters": costs.shape.active_parameters,
         "weight_bytes": costs.weight_bytes,
-        "cache_bytes_per_token": float(costs.cache_bytes(1, 1)),
+        "cache_bytes_per_token": float(costs.traffic.cache_bytes(1, 1)),
         "plain_seconds": float(costs.seconds(1, 1, 0)),
     }

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from forerun.costs.hardware import GB
 from forerun.report.chart import Curves, Line
 from forerun.report.table import Cell, Mark, Row, Table, long_table, speedup_cell
-from forerun.simulation.devices import GB
 from forerun.simulation.hardware import Request, Setup
 
 
@@ -85,13 +85,15 @@ def limits_table(setup: Setup) -> Table:
         "model": lambda row: str(row["costs"].shape.name),
         "parameters, 1e9": lambda row: f"{row['costs'].shape.parameters / 1e9:.2f}",
         "weights, GB": lambda row: f"{row['costs'].weight_bytes / GB:.1f}",
-        "cache a token, kB": lambda row: f"{float(row['costs'].cache_bytes(1, 1)) / 1e3:.1f}",
+        "cache a token, kB": lambda row: (
+            f"{float(row['costs'].traffic.cache_bytes(1, 1)) / 1e3:.1f}"
+        ),
         "a token, ms": lambda row: f"{float(row['costs'].seconds(1, 1, 0)) * 1e3:.3f}",
-        "FLOP/byte": lambda row: f"{float(row['costs'].work(1, 1, 0)[0].intensity):.1f}",
-        "ridge point": lambda row: f"{row['costs'].ridge_point:.0f}",
+        "FLOP/byte": lambda row: f"{float(row['costs'].traffic.work(1, 1, 0)[0].intensity):.1f}",
+        "ridge point": lambda row: f"{row['costs'].limits.ridge_point:.0f}",
     }
     number = setup.target.num_devices
-    where = setup.target.device.name + (f" x {number}" if number > 1 else "")
+    where = setup.target.hardware.name + (f" x {number}" if number > 1 else "")
     return long_table(f"Models on {where}, batch 1, no context", columns, rows)
 
 
@@ -104,7 +106,7 @@ def gains_chart(request: Request, setup: Setup) -> Curves:
             _, gains = setup.rounds.best(acceptance, batch, context, lengths=request.lengths)
             lines[f"acceptance {acceptance:g}"] = Line(batch.tolist(), gains.tolist())
         panels[name] = lines
-    where = f"{setup.target.shape.name} on {setup.target.device.name}"
+    where = f"{setup.target.shape.name} on {setup.target.hardware.name}"
     title = f"{_quantity(setup)} of {where}"
     return Curves(title, "requests in a batch", panels, logarithmic=True)
 

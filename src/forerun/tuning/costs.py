@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from forerun.core import CostTable
+from forerun.costs.rounds import RoundCosts
+from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
 from forerun.tuning.records import Output, Round, Timing
 
@@ -23,82 +24,6 @@ _OUTLIER, _PASSES = 4.0, 3
 
 Sample = tuple[float, float, float]
 """Tokens verified, context, seconds."""
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Of a round, by stage."""
-
-    draft: float
-    target: float
-    verify: float
-    host: float
-
-    @property
-    def total(self) -> float:
-        return self.draft + self.target + self.verify + self.host
-
-
-@dataclass(frozen=True)
-class RoundCosts:
-    """Seconds of rounds with one candidate, and of plain decoding beside them.
-
-    Tables are by verified tokens, one more than drafted.
-
-    Args:
-        draft: of rounds that were to draft; a plain round drafts in no time.
-        target, verify: of all rounds.
-        plain: of a plain round of the baseline, by batch size and context.
-        host: of the rest of a round, by batch size.
-        first_draft: seconds for each token of the context, once for each request that drafts.
-        prefill: seconds a token of a prompt, and a token and token before it.
-        plain_prefill: of the baseline, as a share of those.
-    """
-
-    draft: CostTable
-    target: CostTable
-    verify: CostTable
-    plain: CostTable
-    host: CostTable
-    first_draft: float
-    prefill: tuple[float, float]
-    plain_prefill: float
-
-    def prompt(self, num_tokens: int) -> float:
-        """Seconds of the prefill of a prompt."""
-        return self.prefill[0] * num_tokens + self.prefill[1] * num_tokens**2
-
-    def plain_prompt(self, num_tokens: int) -> float:
-        """The same without a drafter."""
-        return self.plain_prefill * self.prompt(num_tokens)
-
-    def drafting(self, nodes: float, batch_size: int, context: float) -> float:
-        """Seconds of drafting so many tokens for each of so many requests."""
-        return self.draft.seconds(nodes + 1, batch_size, context)
-
-    def verifying(self, nodes: float, batch_size: int, context: float) -> Seconds:
-        """Seconds of a round with such drafts, without drafting them."""
-        at = (nodes + 1, batch_size, context)
-        host = self.host.seconds(1, batch_size)
-        return Seconds(0.0, self.target.seconds(*at), self.verify.seconds(*at), host)
-
-    def round(self, nodes: float, drafted: bool, batch_size: int, context: float) -> Seconds:
-        """Seconds of a round; `drafted` is whether drafting was asked for."""
-        rest = self.verifying(nodes, batch_size, context)
-        return replace(rest, draft=self.drafting(nodes, batch_size, context) if drafted else 0.0)
-
-    def scaled(self, factor: float) -> RoundCosts:
-        """As on a machine that is slower by a factor."""
-        return RoundCosts(
-            draft=_scaled(self.draft, factor),
-            target=_scaled(self.target, factor),
-            verify=_scaled(self.verify, factor),
-            plain=_scaled(self.plain, factor),
-            host=_scaled(self.host, factor),
-            first_draft=self.first_draft * factor,
-            prefill=(self.prefill[0] * factor, self.prefill[1] * factor),
-            plain_prefill=self.plain_prefill,
-        )
 
 
 def fit_costs(timings: Sequence[Timing], outputs: Sequence[Output] = ()) -> RoundCosts:
@@ -259,7 +184,3 @@ def _prefill(timings: Sequence[Timing], outputs: Sequence[Output]) -> tuple[floa
     parts = np.stack([kept[:, 0], kept[:, 0] ** 2], axis=1) / kept[:, 1:]
     per_token, per_pair = nnls(parts, np.ones(len(kept)))[0]
     return float(per_token), float(per_pair)
-
-
-def _scaled(table: CostTable, factor: float) -> CostTable:
-    return CostTable.from_rows((n, b, c, seconds * factor) for n, b, c, seconds in table.rows)

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from forerun.contracts import CausalLM, Drafter, Policy
-from forerun.core import NO_DRAFT, CostTable, Draft, Origin, Plan, Request, RoundTimes, Verdict
+from forerun.core import NO_DRAFT, Draft, Origin, Plan, Request, RoundTimes, Verdict
+from forerun.costs.rounds import RoundCosts, Seconds
+from forerun.costs.table import CostTable
 from forerun.drafters import DRAFTERS
 from forerun.errors import UnknownNameError
 from forerun.params import SamplingParams
 from forerun.policies.calibration import TOKENS
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
-from forerun.tuning.costs import RoundCosts, Seconds
 from forerun.tuning.replay import PLAIN, Choice, Outcome, ReplayPolicy, View
 
 # What stands for a rejected token, of which only the number is recorded.
@@ -144,7 +145,7 @@ def cost_aware(costs: RoundCosts, longest: int) -> CostAwarePolicy:
     takes when a model is first loaded, and has to learn those of drafts and what is accepted. Its own
     time is not counted, as that of other policies is not."""
     policy = CostAwarePolicy(longest, CostAwareOptions(calibrate=False))
-    rows = [(n, 1, 0, costs.target.seconds(n)) for n in TOKENS]
+    rows = [(n, 1, 0, costs.target.seconds(n, 1, 0)) for n in TOKENS]
     policy.know(CostTable.from_rows(rows))
     policy.clock = lambda: 0.0
     return policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from forerun.tuning.costs import RoundCosts
+from forerun.costs.rounds import RoundCosts
 from forerun.tuning.replay import PLAIN, Choice, Recorded, ReplayPolicy, View
 
 
@@ -58,7 +58,7 @@ def _best_choices(
     for at in reversed(range(len(output))):
         context = len(output.prompt_ids) + at
         room = output.max_tokens - at
-        rounds = [(costs[usual].round(0, False, 1, context).total, PLAIN, 1)]
+        rounds = [(costs[usual].round(0, 1, context, drafts=False).total, PLAIN, 1)]
         if room > 1:
             for name in names:
                 for length in lengths[name]:
@@ -66,7 +66,7 @@ def _best_choices(
                     drafted = min(length, one.depths[at], room - 1)
                     whole = one.nodes[at] != one.depths[at] and drafted == one.depths[at]
                     nodes = one.nodes[at] if whole else drafted
-                    seconds = costs[name].round(nodes, True, 1, context).total
+                    seconds = costs[name].round(nodes, 1, context).total
                     rounds.append((seconds, Choice(name, length), one.advance(at, drafted)))
         for started in subsets:
             best = float("inf")

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from forerun.costs.rounds import RoundCosts
 from forerun.tuning.contexts import BreakEven, Shares, break_even
-from forerun.tuning.costs import RoundCosts, fit_costs
+from forerun.tuning.costs import fit_costs
 from forerun.tuning.records import Output, Records
 from forerun.tuning.replay import Fixed, Replayed, plain_seconds, prompt_seconds, replay
 from forerun.tuning.workbench import Candidate

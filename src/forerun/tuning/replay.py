@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from forerun.costs.rounds import RoundCosts, Seconds
 from forerun.errors import ConfigError
-from forerun.tuning.costs import RoundCosts, Seconds
 from forerun.tuning.records import Output
 
 Recorded = Mapping[str, Output]

@@ -24,13 +24,13 @@ from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, TARGET, Row
 from forerun.bench.shapes import open_model
 from forerun.contracts import CausalLM
+from forerun.costs.forwards import Limits
+from forerun.costs.hardware import HARDWARE, Hardware
 from forerun.engine.load import Pair
 from forerun.engine.pairs import KNOWN_DRAFTS
 from forerun.errors import ConfigError
 from forerun.models.memory import check_memory
 from forerun.models.placement import Placement
-from forerun.simulation.devices import device_called, precision_named
-from forerun.simulation.roofline import Limits
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ def _peaks(rows: Sequence[Row]) -> dict[str, float]:
 def _on_device(request: Request, timed: Sequence[Timed]) -> Roofline:
     target = timed[0].model
     on_cuda = target.device.type == "cuda"
-    device = device_called(
+    device = hardware_called(
         torch.cuda.get_device_name(target.device) if on_cuda else str(target.device)
     )
 
     def published(model: CausalLM, _: float) -> Limits:
-        return Limits(device.bandwidth, device.peak(precision_named(model.precision)))
+        return Limits(device.bandwidth, device.peak(model.precision))
 
     rows = time_forwards(timed, request.contexts, request.rounds, published)
     return Roofline(
@@ -161,4 +161,21 @@ def _on_device(request: Request, timed: Sequence[Timed]) -> Roofline:
         peaks=_peaks(rows),
         facts={"device": asdict(device)},
         prefill=time_prefill(target, published),
+    )
+
+
+def hardware_called(name: str) -> Hardware:
+    """The device with a name reported by its driver, such as `NVIDIA H100 80GB HBM3`.
+
+    Raises:
+        ConfigError: for an unknown device.
+    """
+    words = "-".join(name.lower().replace("-", " ").split())
+    # Longest names first, because an L40S is no L4.
+    for known in sorted(HARDWARE, key=len, reverse=True):
+        if f"-{known}-" in f"-{words}-":
+            return HARDWARE[known]
+    raise ConfigError(
+        f"the limits of {name} are not known; give them with --bandwidth and --flops, "
+        "which measures nothing."
     )

@@ -12,9 +12,9 @@ from forerun.bench.roofline.result import InCache, Prefill
 from forerun.bench.roofline.rows import Row, Subject, Turn
 from forerun.bench.traffic import forward_bytes, multiply_adds, traffic_of
 from forerun.contracts import CausalLM
+from forerun.costs.forwards import Limits
 from forerun.models.running import PREFILL_CHUNK
 from forerun.progress import report
-from forerun.simulation.roofline import Limits
 
 _PREFILLS = 3
 # The forward of a round that checks a usual draft.

@@ -10,11 +10,11 @@ import numpy as np
 from forerun.bench.roofline.request import Request
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Subject
+from forerun.costs.forwards import RooflineCosts
+from forerun.costs.shapes import ModelShape, find_shape, read_shape
 from forerun.errors import CheckpointError, UnknownNameError
 from forerun.files import size_text
 from forerun.simulation import hardware
-from forerun.simulation.roofline import RooflineCosts
-from forerun.simulation.shapes import ModelShape, find_shape
 
 _MOST_TOKENS = 1 << 14
 
@@ -43,12 +43,12 @@ def predict(request: Request, plan: hardware.Request) -> Roofline:
         rows += [_subject(DRAFT, draft).row(1, context, draft.limits) for context in contexts]
     return Roofline(
         mode="predicted",
-        hardware=target.device.name,
+        hardware=target.hardware.name,
         rows=rows,
         reads={"memory": limits.bandwidth},
         peaks={row.precision: row.peak for row in rows},
         facts={
-            "device": asdict(target.device),
+            "device": asdict(target.hardware),
             "weight_bytes": target.weight_bytes,
             "fits": setup.fits(1, contexts[-1]),
             "free_tokens_of_all_requests": _free_of_all(target),
@@ -77,14 +77,13 @@ def shape_named(name: str) -> ModelShape:
         return find_shape(name)
     except UnknownNameError as error:
         unknown = error
-    from forerun.bench.traffic import shape_of  # Here and below, because models load torch.
-    from forerun.models.checkpoint import Checkpoint
+    from forerun.models.checkpoint import Checkpoint  # Here, because models load torch.
     from forerun.models.config import read_config
 
     if name.endswith(".json"):
-        return shape_of(read_config(Path(name)), name)
+        return read_shape(read_config(Path(name)), name)
     try:
-        return shape_of(Checkpoint.open(name).config, name)
+        return read_shape(Checkpoint.open(name).config, name)
     except CheckpointError:
         if "/" in name or Path(name).exists():
             raise

@@ -8,11 +8,11 @@ from typing import Any
 
 from forerun.bench.roofline.result import InCache, Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row
+from forerun.costs.hardware import GB
 from forerun.files import size_text
 from forerun.report.chart import Dots, Roof
 from forerun.report.result import Result
 from forerun.report.table import Cell, Mark, Table, long_table
-from forerun.simulation.devices import GB
 
 _LABELLED = (2, 4, 8, 16, 32, 64)
 _TOLD = (4, 8, 16, 64)

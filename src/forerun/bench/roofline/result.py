@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forerun.bench.roofline.rows import DRAFT, TARGET, Row, free_tokens
-from forerun.core import CostTable
-from forerun.simulation.roofline import Limits
+from forerun.costs.forwards import Limits
+from forerun.costs.table import CostTable
 
 
 @dataclass(frozen=True)

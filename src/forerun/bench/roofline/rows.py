@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.simulation.roofline import Limits, Traffic
+from forerun.costs.forwards import Limits, Traffic
 
 FREE = 1.2
 """Checking is as good as free while it takes at most this many times a plain forward: a round that checks

@@ -16,6 +16,7 @@ from forerun import _native
 from forerun.compression import Compression
 from forerun.contracts import Ability, ChainRequest
 from forerun.core import Batch, Draft, Exactness, ForwardOutput, HiddenStates, View
+from forerun.costs.precision import bytes_of_text
 from forerun.errors import (
     CacheError,
     CheckpointError,
@@ -24,7 +25,6 @@ from forerun.errors import (
     UnknownNameError,
 )
 from forerun.interrupts import held_back
-from forerun.kv_cache.codes import bytes_of_text
 from forerun.models.architecture import Architecture
 from forerun.models.cpu.cache import CpuCache, DraftHead, new_native_cache
 from forerun.models.cpu.chains import drafts_of, native_chain, rows_to_fill

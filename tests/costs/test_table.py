@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import CostTable
+from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
 
 AXES = ((1, 2, 9), (1, 64), (0, 1024, 4096))
@@ -29,6 +30,13 @@ def test_costs_are_linear_between_the_points_and_beyond_them(
     tokens: float, batch: float, context: float
 ) -> None:
     assert table().seconds(tokens, batch, context) == pytest.approx(plane(tokens, batch, context))
+
+
+def test_arrays_broadcast() -> None:
+    tokens, batches = np.array([[1.0], [3.5], [20.0]]), np.array([1, 7])
+    found = table().seconds(tokens, batches, 100)
+    assert found == pytest.approx(np.vectorize(plane)(tokens, batches, 100))
+    assert table().seconds(np.int64(3), 1, 0) == table().seconds(3)
 
 
 def test_rows_make_the_same_table() -> None:

@@ -1,4 +1,4 @@
-"""Published limits of devices, and the sizes of number formats.
+"""Published limits of hardware.
 
 Peaks are for dense matrices; makers also print twice as much for matrices with half of their entries zero.
 Programs reach less: some 60 to 90 % of the bandwidth and 40 to 80 % of the peak.
@@ -7,11 +7,11 @@ Programs reach less: some 60 to 90 % of the bandwidth and 40 to 80 % of the peak
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from forerun.costs.precision import PRECISIONS
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.options import Text, options
 
@@ -20,38 +20,8 @@ TFLOPS = 1e12
 _Limit = Annotated[float, Field(gt=0.0, lt=math.inf)]
 
 
-@dataclass(frozen=True)
-class Precision:
-    """A number format, and the peak of a device that applies to its products.
-
-    Args:
-        name: name of the format.
-        bytes_per_value: bytes of a number in memory, including its part of the scales.
-        computed_in: format of the arithmetic: "fp32", "fp16" (any 16-bit format) or "fp8".
-    """
-
-    name: str
-    bytes_per_value: float
-    computed_in: str
-
-
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("fp32", 4.0, "fp32"),
-        Precision("bf16", 2.0, "fp16"),
-        Precision("fp16", 2.0, "fp16"),
-        Precision("fp8", 1.0, "fp8"),
-        # Only weights are stored so; they are multiplied as 16-bit numbers (arXiv 2210.17323).
-        Precision("int8", 1.0, "fp16"),
-        # 32 weights share a 16-bit scale: 18 bytes, as in Q4_0 of llama.cpp.
-        Precision("int4", 18 / 32, "fp16"),
-    )
-}
-
-
 @options
-class Device:
+class Hardware:
     """Published limits of one device.
 
     Raises:
@@ -71,68 +41,35 @@ class Device:
         default=None, description="Of its memory, in bytes; None where it is not known."
     )
 
-    def peak(self, precision: Precision) -> float:
-        """Peak FLOP per second with numbers of a format.
+    def peak(self, precision: str) -> float:
+        """Peak FLOP per second with numbers of a format, one of `PRECISIONS`.
 
         Raises:
             ConfigError: if no such peak is published.
+            UnknownNameError: for an unknown format.
         """
+        if precision not in PRECISIONS:
+            raise UnknownNameError("precision", precision, PRECISIONS)
         peaks = {"fp32": self.fp32, "fp16": self.fp16, "fp8": self.fp8}
-        peak = peaks[precision.computed_in]
+        peak = peaks[PRECISIONS[precision].computed_in]
         if peak is None:
             known = [name for name, kind in PRECISIONS.items() if peaks[kind.computed_in]]
             raise ConfigError(
-                f"{self.name} has no published peak for {precision.name}; "
-                f"use one of {', '.join(known)}."
+                f"{self.name} has no published peak for {precision}; use one of {', '.join(known)}."
             )
         return peak
 
-    def ridge_point(self, precision: Precision) -> float:
-        """FLOP per byte above which arithmetic takes longer than memory traffic.
 
-        Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009.
-        """
-        return self.peak(precision) / self.bandwidth
-
-
-def precision_named(name: str) -> Precision:
-    """The precision with a name.
-
-    Raises:
-        UnknownNameError: for an unknown name; lists the known ones.
-    """
-    if name not in PRECISIONS:
-        raise UnknownNameError("precision", name, PRECISIONS)
-    return PRECISIONS[name]
-
-
-def find_device(name: str) -> Device:
+def find_hardware(name: str) -> Hardware:
     """The device with a name.
 
     Raises:
         UnknownNameError: for an unknown name; lists the known ones.
     """
     key = name.strip().lower()
-    if key not in DEVICES:
-        raise UnknownNameError("hardware", name.strip(), DEVICES)
-    return DEVICES[key]
-
-
-def device_called(name: str) -> Device:
-    """The device with a name reported by its driver, such as `NVIDIA H100 80GB HBM3`.
-
-    Raises:
-        ConfigError: for an unknown device.
-    """
-    words = "-".join(name.lower().replace("-", " ").split())
-    # Longest names first, because an L40S is no L4.
-    for known in sorted(DEVICES, key=len, reverse=True):
-        if f"-{known}-" in f"-{words}-":
-            return DEVICES[known]
-    raise ConfigError(
-        f"the limits of {name} are not known; give them with --bandwidth and --flops, "
-        "which measures nothing."
-    )
+    if key not in HARDWARE:
+        raise UnknownNameError("hardware", name.strip(), HARDWARE)
+    return HARDWARE[key]
 
 
 def _device(
@@ -143,13 +80,13 @@ def _device(
     fp32: float | None = None,
     fp8: float | None = None,
     capacity: float,
-) -> Device:
+) -> Hardware:
     """Make a device from figures in the units of data sheets: GB/s, TFLOP/s, GB."""
     peaks = {"fp32": fp32 and fp32 * TFLOPS, "fp8": fp8 and fp8 * TFLOPS}
-    return Device(name, bandwidth * GB, fp16 * TFLOPS, **peaks, capacity=capacity * GB)
+    return Hardware(name, bandwidth * GB, fp16 * TFLOPS, **peaks, capacity=capacity * GB)
 
 
-DEVICES = {
+HARDWARE = {
     device.name: device
     for device in (
         # NVIDIA A100 80GB data sheet (SXM; PCIe reads at 1935 GB/s).

@@ -1,4 +1,4 @@
-"""Roofline model of a forward pass: its cost on a device, from the model's dimensions.
+"""Roofline model of a forward pass: its cost on hardware, from the model's dimensions.
 
 Williams, Waterman, Patterson: Roofline, Communications of the ACM 52(4), 2009. A part of a forward takes
 as long as its memory traffic or its arithmetic, whichever is longer. The parts run one after another, so
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
+from forerun.costs.hardware import Hardware
+from forerun.costs.precision import PRECISIONS
+from forerun.costs.shapes import ModelShape
 from forerun.options import known, options
-from forerun.simulation.devices import PRECISIONS, Device, Precision
-from forerun.simulation.shapes import ModelShape
 from forerun.theory.inputs import Floats, lengths, together
 
 PrecisionName = Annotated[str, known("precision", lambda: PRECISIONS)]
@@ -129,18 +130,18 @@ class Traffic:
 
 @options
 class RooflineCosts:
-    """Costs of a model's forwards on a device, at the limits that its maker publishes.
+    """Costs of a model's forwards on hardware, at the limits that its maker publishes.
 
     Small parts are left out: activations, norms, written keys and values, communication beyond
     `parallel_efficiency`, sampling. All other time is `overhead`.
 
     Raises:
-        ConfigError: for a number out of range, or a precision that the device has no peak for.
+        ConfigError: for a number out of range, or a precision that the hardware has no peak for.
         UnknownNameError: for an unknown precision.
     """
 
     shape: ModelShape = Field(description="The model.")
-    device: Device = Field(description="What it runs on.")
+    hardware: Hardware = Field(description="What it runs on.")
     precision: PrecisionName = Field(default="bf16", description="Of weights and arithmetic.")
     cache_precision: PrecisionName | None = Field(
         default=None, description="Of keys and values; None: 16 bits, or 32 with weights in fp32."
@@ -162,7 +163,7 @@ class RooflineCosts:
     )
 
     def __post_init__(self) -> None:
-        self.device.peak(self._weights)
+        self.hardware.peak(self.precision)
 
     def seconds(self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike) -> Floats:
         """Seconds of one forward of `num_tokens` new tokens in each of `batch_size` requests.
@@ -174,48 +175,31 @@ class RooflineCosts:
         Raises:
             ConfigError: for other numbers.
         """
-        work = self.work(num_tokens, batch_size, context)
+        work = self.traffic.work(num_tokens, batch_size, context)
         return np.asarray(self.overhead + self.limits.seconds(*work))
-
-    def work(
-        self, num_tokens: ArrayLike, batch_size: ArrayLike, context: ArrayLike
-    ) -> tuple[Work, Work]:
-        """Work of a forward; see `Traffic.work`."""
-        return self.traffic.work(num_tokens, batch_size, context)
 
     @property
     def traffic(self) -> Traffic:
         """Memory traffic and arithmetic of the model's forwards."""
         usual = "fp32" if self.precision == "fp32" else "fp16"
         cached = PRECISIONS[self.cache_precision or usual]
-        return Traffic(self.shape, self._weights.bytes_per_value, cached.bytes_per_value)
+        return Traffic(
+            self.shape, PRECISIONS[self.precision].bytes_per_value, cached.bytes_per_value
+        )
 
     @property
     def limits(self) -> Limits:
         """Limits of all devices together."""
         alone = self.num_devices == 1
         share = 1.0 if alone else self.num_devices * self.parallel_efficiency
-        return Limits(share * self.device.bandwidth, share * self.device.peak(self._weights))
+        return Limits(share * self.hardware.bandwidth, share * self.hardware.peak(self.precision))
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights."""
-        return self.shape.parameters * self._weights.bytes_per_value
-
-    def cache_bytes(self, batch_size: ArrayLike, context: ArrayLike) -> Floats:
-        """Bytes of the keys and values of `batch_size` requests with `context` tokens each."""
-        return self.traffic.cache_bytes(batch_size, context)
+        return self.shape.parameters * PRECISIONS[self.precision].bytes_per_value
 
     @property
     def capacity(self) -> float | None:
         """Bytes of all devices' memory together; None if it is not known."""
-        return None if self.device.capacity is None else self.device.capacity * self.num_devices
-
-    @property
-    def ridge_point(self) -> float:
-        """FLOP per byte above which arithmetic takes longer than memory traffic."""
-        return self.limits.ridge_point
-
-    @property
-    def _weights(self) -> Precision:
-        return PRECISIONS[self.precision]
+        return None if self.hardware.capacity is None else self.hardware.capacity * self.num_devices

@@ -6,8 +6,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
 
 from forerun.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 Row = tuple[int, int, int, float]
 """New tokens per request, number of requests, cached tokens per request, seconds."""
@@ -76,11 +81,29 @@ class CostTable:
             for i, n in enumerate(self.num_tokens)
         ]
 
-    def seconds(self, num_tokens: float, batch_size: float = 1, context: float = 0) -> float:
+    @overload
+    def seconds(
+        self, num_tokens: float, batch_size: float = ..., context: float = ...
+    ) -> float: ...
+
+    @overload
+    def seconds(
+        self, num_tokens: ArrayLike, batch_size: ArrayLike = ..., context: ArrayLike = ...
+    ) -> NDArray[np.float64]: ...
+
+    def seconds(self, num_tokens: Any, batch_size: Any = 1, context: Any = 0) -> Any:
         """Seconds of a forward of `num_tokens` new tokens in each of `batch_size` requests.
 
-        The numbers may be means, which need not be whole.
+        The numbers may be means, which need not be whole. Arrays broadcast.
         """
+        numbers = (num_tokens, batch_size, context)
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            import numpy as np
+
+            return np.vectorize(self._seconds, otypes=[float])(*numbers)
+        return self._seconds(*numbers)
+
+    def _seconds(self, num_tokens: float, batch_size: float, context: float) -> float:
         by_context = [
             _along(
                 self.batch_sizes,
