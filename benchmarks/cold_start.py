@@ -26,13 +26,13 @@ from typing import Any
 from benchmarks.cold_homes import compare_by_command, empty_home
 from benchmarks.distorted import CODE, DRAFTS, distorted
 from benchmarks.stages import STAGES, Measured, as_dict, best_length, stages
-from forerun.compare.paired import WARM_UP_TOKENS, Run, alone, empty_caches
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.prompts import Prompt
 from forerun.engine.speculation import Speculative
 from forerun.files import write_text
+from forerun.measure.paired import WARM_UP_TOKENS, Run, alone, empty_caches
 from forerun.params import SamplingParams
 
 QUESTIONS = (

@@ -26,9 +26,9 @@ from forerun.bench.prompts import Preparation
 from forerun.bench.rows import loops
 from forerun.bench.runs import Prompt
 from forerun.bench.workloads import built_in
-from forerun.compare.paired import Pair, run_pair, warming_up
 from forerun.engine.engine import Engine
 from forerun.measure.intervals import median
+from forerun.measure.paired import Pair, run_pair, warming_up
 from forerun.measure.questions import in_turns, read_questions
 from forerun.models.once import loading_once
 from forerun.params import SamplingParams

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.bench.rows import loops
-from forerun.compare.paired import Comparison, compare
 from forerun.core import Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.measure import intervals
+from forerun.measure.paired import Comparison, compare
 from forerun.models.cpu.threads import threads_in_use
 from forerun.params import SamplingParams
 from forerun.proof.prompts import held_out_prompts

@@ -30,12 +30,12 @@ from typing import Any
 from benchmarks.checkpoints import untrained_like
 from benchmarks.cold_homes import empty_home
 from benchmarks.questions import load_questions
-from forerun.compare.paired import warming_up
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.speculation import Speculative
 from forerun.files import write_text
+from forerun.measure.paired import warming_up
 from forerun.measure.turns import seconds_of
 from forerun.params import SamplingParams
 

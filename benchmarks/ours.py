@@ -13,11 +13,11 @@ from forerun.bench.forwards import Forwards, prefill_seconds
 from forerun.bench.machine import Machine, use_threads
 from forerun.bench.shapes import build
 from forerun.bench.traffic import forward_bytes, multiply_adds
-from forerun.compare.paired import Run
 from forerun.core import Drawing
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.measure.paired import Run
 from forerun.models.cpu import CpuModel
 from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.placement import draft_precision

@@ -23,7 +23,6 @@ import numpy as np
 from scipy.optimize import brentq
 
 from benchmarks.heldout import Row, summarize, table
-from forerun.compare.paired import compare
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Plan, Request, Stats
 from forerun.drafters.layer_skip import LayerSkipDrafter
@@ -31,6 +30,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.errors import ConfigError
+from forerun.measure.paired import compare
 from forerun.measure.questions import read_questions
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.running import prefill

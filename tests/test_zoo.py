@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import forerun
-from forerun.compare.attribution import NUMERICS, first_difference
 from forerun.core import Batch, FinishReason
+from forerun.measure.attribution import NUMERICS, first_difference
 from forerun.models import Checkpoint
 from forerun.models.config import as_transformers
 from forerun.models.zoo import zoo_path

@@ -18,13 +18,13 @@ import forerun
 from benchmarks.gpu.output import Output
 from benchmarks.gpu.subjects import SMOLLM2, Subject, freeing, subjects
 from benchmarks.gpu.timing import bandwidth, forwards, profiled, synchronize
-from forerun.compare.attribution import first_difference
 from forerun.contracts import CausalLM, Drafter, DrafterSetup
 from forerun.drafters import DRAFTERS
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.parts import TimedRound
 from forerun.errors import ConfigError, ForerunError
+from forerun.measure.attribution import first_difference
 from forerun.models.placement import resolve_device
 from forerun.params import SamplingParams
 

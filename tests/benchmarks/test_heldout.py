@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.heldout import summarize, table
-from forerun.compare.paired import compare
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.measure.paired import compare
 from forerun.params import SamplingParams
 from tests.matrix import DRAFT, TARGET
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forerun.compare import paired
-from forerun.compare.attribution import DEFECT
+from forerun.measure import paired
+from forerun.measure.attribution import DEFECT
 from tests.helpers.command_line import Cli
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.compare.attribution import NUMERICS, first_difference
 from forerun.compression import METHODS, Compression
 from forerun.contracts import CausalLM, Drafter
 from forerun.drafters import DRAFTERS as TABLE
@@ -23,6 +22,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, MemoryLimitError
+from forerun.measure.attribution import NUMERICS, first_difference
 from forerun.models.placement import Placement, resolve
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness

@@ -10,10 +10,10 @@ from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.rows import Side, side_of
 from forerun.bench.runs import Prompt, Timed, predicted, run_drafting
 from forerun.bench.settings import DEFAULT, Setting
-from forerun.compare.attribution import first_difference
-from forerun.compare.paired import deterministic, warming_up
 from forerun.core import Stats
 from forerun.engine.engine import Engine
+from forerun.measure.attribution import first_difference
+from forerun.measure.paired import deterministic, warming_up
 from forerun.params import SamplingParams
 
 WARM_UP_TOKENS = 16

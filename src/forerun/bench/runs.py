@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 
-from forerun.compare.paired import alone, empty_caches
 from forerun.core import Hints, Stats
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
+from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
 
 # A pause in a stream longer than this, in seconds and in usual pauses of the same run, is not the engine's:

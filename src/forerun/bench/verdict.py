@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from forerun.bench.settings import COLD, DEFAULT, method_of
 from forerun.bench.summary import ALL, Cell, ahead, picked_fairly
-from forerun.compare.attribution import DEFECT
+from forerun.measure.attribution import DEFECT
 from forerun.measure.intervals import Interval
 
 # Pairs below which an interval says little.

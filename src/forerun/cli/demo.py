@@ -17,8 +17,8 @@ from forerun.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from forerun.cli.terminal import PlainOutput
-    from forerun.compare.paired import Pair
     from forerun.engine.engine import Engine
+    from forerun.measure.paired import Pair
 
 # Pairs of runs of each question; the first is shown as it comes.
 PAIRS = 3
@@ -127,8 +127,8 @@ def demo(model: str, max_tokens: int | None, json: bool) -> int:
 
 def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answer]:
     """Each question, its first answer on standard output as it comes."""
-    from forerun.compare.paired import run_pair
     from forerun.engine.chat import ChatTemplate, encode_text
+    from forerun.measure.paired import run_pair
     from forerun.params import SamplingParams
 
     template = ChatTemplate.of(engine.tokenizer)

@@ -36,10 +36,10 @@ from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
     from forerun.cli.report import Outcome, Output
-    from forerun.compare.paired import Run
     from forerun.core import Hints
     from forerun.engine.engine import Engine
     from forerun.engine.session_file import Session
+    from forerun.measure.paired import Run
 
 DEFECT_FOUND = 1
 
@@ -163,7 +163,7 @@ def _with_page(output: Output, file: str) -> Output:
 
 def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
     from forerun.cli.report import Round
-    from forerun.compare.paired import Run
+    from forerun.measure.paired import Run
 
     engine, prompt_ids = job.engine, job.prompt.token_ids
     # The plain loop keeps nothing for a session.
@@ -195,8 +195,8 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
 
 
 def _compare(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
-    from forerun.compare.attribution import DEFECT
-    from forerun.compare.paired import compare
+    from forerun.measure.attribution import DEFECT
+    from forerun.measure.paired import compare
 
     started: list[Run] = []
     _say_how(values, job.prompt)

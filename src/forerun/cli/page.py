@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from forerun.cli.report import Outcome, Output
 from forerun.cli.target_file import write_file
-from forerun.compare.paired import Run
 from forerun.engine.html import page
 from forerun.engine.requests import TokenEvent
+from forerun.measure.paired import Run
 
 
 class PageOutput(Output):

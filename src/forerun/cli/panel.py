@@ -6,11 +6,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from forerun.cli.report import Outcome
-from forerun.compare.paired import Comparison
 from forerun.core import FinishReason, PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.files import printable
+from forerun.measure.paired import Comparison
 from forerun.options import changes
 from forerun.params import SamplingParams
 

@@ -19,11 +19,11 @@ from forerun.cli.session import keep
 from forerun.cli.styles import coloured
 from forerun.cli.target_file import check_writable
 from forerun.cli.terminal import PlainOutput
-from forerun.compare.paired import Run
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text
+from forerun.measure.paired import Run
 from forerun.params import SamplingParams
 
 WRONG_USE = 2

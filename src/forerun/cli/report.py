@@ -8,10 +8,10 @@ from typing import Any
 
 from forerun.cli.machine import made_with, print_json
 from forerun.cli.prompt import SentPrompt
-from forerun.compare.paired import Comparison, Run
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenEvent, TokenLogprob
+from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
 from forerun.params import SamplingParams
 from forerun.verification.explain import Explanation, Top

@@ -12,11 +12,11 @@ from forerun.cli.panel import summary
 from forerun.cli.report import Outcome, Output
 from forerun.cli.rounds import show_rounds
 from forerun.cli.styles import MARKS, PROMPT, coloured, legend_of, segments
-from forerun.compare.paired import Run
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
 from forerun.engine.text import VISIBLE
 from forerun.interrupts import PIECE, held_back, wait_until_writable
+from forerun.measure.paired import Run
 
 # Characters of a long prompt that are shown, from its beginning and from its end.
 _SHOWN_PART = 1000

@@ -1,1 +1,1 @@
-"""Runs in turns, intervals around their results, resumable files of records, and readers of questions."""
+"""Runs in turns and in pairs, intervals around their results, resumable records, and question files."""

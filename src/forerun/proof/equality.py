@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from forerun.compare.attribution import DEFECT, Difference, first_difference
 from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
+from forerun.measure.attribution import DEFECT, Difference, first_difference
 from forerun.params import SamplingParams
 from forerun.proof.setting import Progress, Setting, unseen
 

@@ -11,10 +11,10 @@ from itertools import count
 import numpy as np
 from torch import Tensor
 
-from forerun.compare.attribution import could_be_drawn, tolerance
 from forerun.core import NO_HINTS, Request
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
+from forerun.measure.attribution import could_be_drawn, tolerance
 from forerun.params import SamplingParams
 from forerun.proof.recorder import Masses, Recorder, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forerun import progress
-from forerun.compare.paired import WARM_UP_TOKENS, Comparison, comparison_of, run_pair
 from forerun.core import Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.measure.paired import WARM_UP_TOKENS, Comparison, comparison_of, run_pair
 from forerun.params import SamplingParams
 from forerun.training.conversations import Conversation
 from forerun.training.drafter_run import DrafterRun

@@ -12,13 +12,13 @@ from time import perf_counter
 from typing import Any, cast
 
 from forerun.bench.runs import Prompt
-from forerun.compare.paired import alone, empty_caches
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.parts import TimedRound
+from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
 from forerun.tuning.contexts import Shares, shares_of
 from forerun.tuning.records import Confirmed, Output, Round, Timing

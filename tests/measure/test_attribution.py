@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.compare import attribution
-from forerun.compare.attribution import DEFECT, NUMERICS, first_difference
 from forerun.engine.engine import Engine
+from forerun.measure import attribution
+from forerun.measure.attribution import DEFECT, NUMERICS, first_difference
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.testing.toy import ToyModel

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.compare.paired import Run, compare
 from forerun.core import Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.measure.paired import Run, compare
 from forerun.params import SamplingParams
 from forerun.policies.base import BasePolicy
 from forerun.testing import ToyModel

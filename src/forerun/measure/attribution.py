@@ -114,7 +114,7 @@ def could_be_drawn(
     output_ids: Sequence[int],
     params: SamplingParams,
 ) -> bool:
-    """Whether a token has any probability after these ids, if rounding may move the edge of top-k,
+    """True if a token has any probability after these ids, when rounding may move the edge of top-k,
     top-p or min-p; `logits` are the raw ones there, [V]."""
     row = _Row.of(logits, prompt_ids, output_ids, params)
     return row.gap([token], tolerance(logits, dtype, params)) is not None
@@ -152,7 +152,7 @@ class _Row:
         return cls(adjusted, scores, params)
 
     def candidates(self, adjusted: Tensor, slack: float = 0.0) -> Tensor:
-        """Which tokens top-k, top-p and min-p leave of these logits, bool [V]."""
+        """Tokens that top-k, top-p and min-p leave of these logits, as bool [V]."""
         params = self.params
         if params.greedy:
             return torch.isfinite(adjusted)
@@ -164,7 +164,7 @@ class _Row:
         return torch.isfinite(_log_warp(adjusted, [0], 1, cut))
 
     def gap(self, tokens: Sequence[int | None], allowed: float) -> float | None:
-        """How far the worse of the tokens lies below the best; None where a token is impossible, or
+        """Distance of the worse of the tokens below the best; None where a token is impossible, or
         missing because an output has ended.
 
         Each token counts at its best: as it is, or where rounding includes or excludes one of the

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from forerun.compare.attribution import Difference, first_difference
 from forerun.core import NO_HINTS, Hints
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion, TokenEvent
 from forerun.engine.stream import Stream
+from forerun.measure.attribution import Difference, first_difference
 from forerun.params import SamplingParams
 from forerun.policies.fixed import FixedPolicy
 
@@ -64,7 +64,7 @@ class Pair:
 
     @property
     def decode_speedup(self) -> float:
-        """The same without prefill."""
+        """Ratio of tokens per second without prefill."""
         rates = [run.completion.stats.tokens_per_second for run in (self.speculative, self.plain)]
         return (rates[0] or 0.0) / (rates[1] or 1.0)
 
@@ -178,7 +178,7 @@ def _run(
 
 
 def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:
-    """Whether both sides must emit the same tokens rather than the same distribution."""
+    """True if both sides must emit the same tokens rather than the same distribution."""
     coupled = params.seed is not None and config.rejection_sample_method in ("auto", "coupled")
     return params.greedy or coupled
 
@@ -201,8 +201,8 @@ def warming_up(engine: Engine) -> Iterator[None]:
 
 
 def alone(hints: Hints = NO_HINTS) -> Hints:
-    """The same hints in a namespace that no run has used: a drafter that remembers the last run of the
-    same prompt would look better than it is."""
+    """Hints in a namespace that no run has used: a drafter that remembers the last run of the same
+    prompt would look better than it is."""
     return replace(hints, namespace=f"{hints.namespace} run {next(_RUNS)}")
 
 
