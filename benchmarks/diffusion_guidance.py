@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.pipelines import open_pipeline
+from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.quality import psnr
 from forerun.files import write_text
 from forerun.measure.turns import in_turns

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.diffusion.evaluations import Evaluations, count_evaluations
+from forerun.diffusion.hooks import Evaluations, count_evaluations
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 
 GUIDANCE_SCALE = 3.0

@@ -15,8 +15,8 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
 
 from benchmarks.diffusion_models import set_threads, shipped
+from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.measuring import machine_limits, runs_by_batch
-from forerun.diffusion.pipelines import open_pipeline
 
 
 def small_transformer() -> Any:

@@ -13,8 +13,8 @@ import statistics
 import torch
 
 from benchmarks.diffusion_models import GUIDANCE_SCALE, shipped
+from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.methods import Job, make
-from forerun.diffusion.pipelines import open_pipeline
 from forerun.diffusion.speculative_sampling import DRAFTS, SpeculativeSamplingConfig
 
 

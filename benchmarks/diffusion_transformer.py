@@ -31,8 +31,9 @@ from torch import Generator, Tensor, nn
 from benchmarks.diffusion_models import GUIDANCE_SCALE, set_threads, shipped
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
 from forerun.diffusion.classifier import load_classifier
-from forerun.diffusion.evaluations import count_evaluations
-from forerun.diffusion.pipelines import label_embeds, open_pipeline
+from forerun.diffusion.hooks import count_evaluations
+from forerun.diffusion.loading import open_pipeline
+from forerun.diffusion.pipelines import label_embeds
 from forerun.diffusion.quality import label_accuracy, psnr
 from forerun.diffusion.training import Trainer, TrainingSettings
 from forerun.files import write_text

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from benchmarks.diffusion_models import MAKE_CLIPS, Task, set_threads, shipped
 from forerun.diffusion.classifier import Classifier, load_classifier
-from forerun.diffusion.pipelines import open_pipeline
+from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.quality import (
     feature_distance,
     label_accuracy,

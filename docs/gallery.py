@@ -21,10 +21,9 @@ import torch
 
 from forerun.diffusion.cfg_cache import CFGCacheConfig
 from forerun.diffusion.feature_cache import FeatureCacheConfig
+from forerun.diffusion.loading import open_pipeline, shipped
 from forerun.diffusion.methods import Config, Job, make
-from forerun.diffusion.pipelines import open_pipeline
 from forerun.diffusion.sheets import save_clips, save_sheet
-from forerun.diffusion.shipped import shipped
 from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
 from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
 

@@ -19,7 +19,8 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
-from forerun.diffusion.pipelines import label_embeds, save_pipeline
+from forerun.diffusion.loading import save_pipeline
+from forerun.diffusion.pipelines import label_embeds
 from recipes.digits import NUM_CLASSES, NUM_FRAMES, SIZE
 
 EMBEDDING = 16

@@ -159,7 +159,7 @@ def test_the_options_of_a_command_resolve(
         raise Reached
 
     monkeypatch.setattr("forerun.models.Checkpoint.open", reached)
-    monkeypatch.setattr("forerun.diffusion.pipelines.open_pipeline", reached)
+    monkeypatch.setattr("forerun.diffusion.loading.open_pipeline", reached)
     path = next((path for path in PARSED_ONLY if tuple(words[: len(path)]) == path), None)
     if path is not None:
         parse(path, words[len(path) :])

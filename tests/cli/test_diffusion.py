@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from forerun.diffusion.pipelines import open_pipeline, save_pipeline
+from forerun.diffusion.loading import open_pipeline, save_pipeline
 from tests.helpers.command_line import Cli
 from tests.helpers.refusals import refused
 from tests.helpers.tiny_pipelines import (

@@ -41,7 +41,7 @@ WRITES = bool(os.environ.get("WRITE_GOLDEN"))
 @pytest.fixture(scope="module")
 def things(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of models, a pipeline and files."""
-    from forerun.diffusion.pipelines import save_pipeline
+    from forerun.diffusion.loading import save_pipeline
 
     root = tmp_path_factory.mktemp("things")
     for path in map(Path, pair):

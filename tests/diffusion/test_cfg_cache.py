@@ -18,10 +18,9 @@ from diffusers.hooks import apply_first_block_cache
 from torch import Tensor
 
 from forerun.diffusion.cfg_cache import CFGCache, CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.evaluations import Evaluations, count_evaluations
 from forerun.diffusion.feature_cache import FeatureCache, FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.hooks import Evaluations, Handle, count_evaluations
 from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
-from forerun.diffusion.wrapping import Handle
 from forerun.errors import ConfigError
 from tests.helpers import tiny_pipelines as tiny
 

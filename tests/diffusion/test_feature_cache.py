@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.diffusion.evaluations import count_evaluations
 from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.errors import ConfigError, UnsupportedModelError
 from tests.helpers import tiny_pipelines as tiny

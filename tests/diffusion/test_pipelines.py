@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.diffusion import library
-from forerun.diffusion.pipelines import (
-    INDEX,
-    draw_noise,
-    kind_of,
-    label_embeds,
-    open_pipeline,
-    sample,
-    save_pipeline,
-)
+from forerun.diffusion import loading
+from forerun.diffusion.loading import INDEX, open_pipeline, save_pipeline
+from forerun.diffusion.pipelines import draw_noise, kind_of, label_embeds, sample
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedModelError
 from tests.helpers import tiny_pipelines as tiny
 
@@ -160,4 +153,4 @@ def test_without_diffusers_the_error_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "diffusers", None)
     with pytest.raises(ConfigError, match=r"pip install 'forerun\[diffusion\]'"):
-        library.diffusers()
+        loading.diffusers()

@@ -10,9 +10,9 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 from forerun.diffusion.classifier import load_classifier
-from forerun.diffusion.pipelines import draw_noise, kind_of, open_pipeline, sample
+from forerun.diffusion.loading import CLASSIFIER, PIPELINES, open_pipeline
+from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.quality import label_accuracy, psnr
-from forerun.diffusion.shipped import CLASSIFIER, PIPELINES
 
 MODELS = Path(str(files("forerun_zoo"))) / "diffusion"
 pytestmark = pytest.mark.zoo

@@ -13,7 +13,8 @@ from diffusers import StableDiffusionPipeline
 from torch import Generator, Tensor
 
 from forerun.diffusion.ddim import Schedule
-from forerun.diffusion.pipelines import draw_noise, kind_of, open_pipeline, sample
+from forerun.diffusion.loading import open_pipeline
+from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.step_distillation import (
     DistillationConfig,
     Examples,

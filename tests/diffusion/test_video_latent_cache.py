@@ -9,7 +9,7 @@ import torch
 from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.evaluations import count_evaluations
+from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.key_frames import (
     fill_between,
     frames_at,

@@ -11,7 +11,8 @@ from diffusers import AnimateDiffPipeline
 
 from benchmarks import diffusion_video
 from benchmarks.diffusion_models import MAKE_CLIPS
-from forerun.diffusion.pipelines import draw_noise, kind_of, open_pipeline, sample
+from forerun.diffusion.loading import open_pipeline
+from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.errors import ConfigError
 from recipes import diffusion
 from recipes.digits import NUM_FRAMES

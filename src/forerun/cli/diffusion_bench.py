@@ -143,7 +143,7 @@ def _settings(values: dict[str, Any], clips: bool) -> list[Setting]:
 def _classifier(pipeline: Any) -> Classifier | None:
     """The shipped classifier, where it is installed and takes what the pipeline makes."""
     from forerun.diffusion.classifier import load_classifier
-    from forerun.diffusion.shipped import CLASSIFIER, shipped
+    from forerun.diffusion.loading import CLASSIFIER, shipped
 
     vae = getattr(pipeline, "vae", None)
     if vae is None or vae.config.out_channels != 1 or vae.config.sample_size != 32:

@@ -177,9 +177,8 @@ def open_named(values: dict[str, Any]) -> Any:
     """The pipeline of `--pipeline`, with the scheduler of `--scheduler`."""
     import torch
 
+    from forerun.diffusion.loading import open_pipeline, resolve
     from forerun.diffusion.methods import exchange_scheduler
-    from forerun.diffusion.pipelines import open_pipeline
-    from forerun.diffusion.shipped import resolve
 
     if values.get("threads"):
         torch.set_num_threads(values["threads"])

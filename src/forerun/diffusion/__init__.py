@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
     from forerun.diffusion.denoising import GuidedDenoiser, decode
     from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+    from forerun.diffusion.loading import open_pipeline
     from forerun.diffusion.methods import Job, Made, make
-    from forerun.diffusion.pipelines import open_pipeline, sample
+    from forerun.diffusion.pipelines import sample
     from forerun.diffusion.proof import Proof, Subject, prove
     from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import (
@@ -28,33 +29,26 @@ if TYPE_CHECKING:
     from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
 
 # Names are imported when first used, so that the package alone loads neither torch nor diffusers.
-_HOMES = {
-    "CFGCacheConfig": "cfg_cache",
-    "DistillationConfig": "step_distillation",
-    "Draws": "speculative_sampling",
-    "Examples": "step_distillation",
-    "FeatureCacheConfig": "feature_cache",
-    "GuidedDenoiser": "denoising",
-    "Job": "methods",
-    "Made": "methods",
-    "Proof": "proof",
-    "SpeculativeSamplingConfig": "speculative_sampling",
-    "Subject": "proof",
-    "Transitions": "transitions",
-    "VideoLatentCacheConfig": "video_latent_cache",
-    "apply_cfg_cache": "cfg_cache",
-    "apply_feature_cache": "feature_cache",
-    "couple": "reflection",
-    "decode": "denoising",
-    "distill": "step_distillation",
-    "make": "methods",
-    "open_pipeline": "pipelines",
-    "prove": "proof",
-    "sample": "pipelines",
-    "sample_clips": "video_latent_cache",
-    "sample_plainly": "speculative_sampling",
-    "sample_speculatively": "speculative_sampling",
+_NAMES = {
+    "cfg_cache": ("CFGCacheConfig", "apply_cfg_cache"),
+    "denoising": ("GuidedDenoiser", "decode"),
+    "feature_cache": ("FeatureCacheConfig", "apply_feature_cache"),
+    "loading": ("open_pipeline",),
+    "methods": ("Job", "Made", "make"),
+    "pipelines": ("sample",),
+    "proof": ("Proof", "Subject", "prove"),
+    "reflection": ("couple",),
+    "speculative_sampling": (
+        "Draws",
+        "SpeculativeSamplingConfig",
+        "sample_plainly",
+        "sample_speculatively",
+    ),
+    "step_distillation": ("DistillationConfig", "Examples", "distill"),
+    "transitions": ("Transitions",),
+    "video_latent_cache": ("VideoLatentCacheConfig", "sample_clips"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "CFGCacheConfig",

@@ -15,11 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forerun.diffusion.evaluations import sample_argument
 from forerun.diffusion.halves import Halves, prediction_of, with_prediction
+from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_of
-from forerun.diffusion.steps import StepTracker
-from forerun.diffusion.wrapping import Handle, Wrapper
 from forerun.errors import ConfigError
 
 Reuse = Literal["difference", "unconditional"]

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from forerun.diffusion.evaluations import sample_argument
+from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
-from forerun.diffusion.steps import StepTracker
-from forerun.diffusion.wrapping import Handle, Wrapper
 from forerun.errors import ConfigError, UnsupportedModelError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.diffusion.evaluations import sample_argument
+from forerun.diffusion.hooks import sample_argument
 from forerun.diffusion.pipelines import is_guided
 from forerun.errors import ConfigError
 

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
 from forerun.diffusion.denoising import GuidedDenoiser, decode
-from forerun.diffusion.evaluations import Evaluations, count_evaluations
 from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
-from forerun.diffusion.library import diffusers
+from forerun.diffusion.hooks import Evaluations, count_evaluations
+from forerun.diffusion.loading import diffusers
 from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
-from forerun.diffusion.reported import reported
 from forerun.diffusion.speculative_sampling import (
     Draws,
     SpeculativeSamplingConfig,
@@ -149,7 +148,7 @@ def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, 
     if not kind.guided:
         del conditions["guidance_scale"]
     draws = Draws.of(job.seeds, job.steps, shape) if is_stochastic(pipeline, job.eta) else None
-    with applied, _steps_draw(pipeline, draws), reported(pipeline):
+    with applied, _steps_draw(pipeline, draws), _reported(pipeline):
         made = sample(pipeline, noise, steps=job.steps, eta=job.eta, **conditions)
     assert made.images is not None
     return made.images, config is None, {}
@@ -170,6 +169,40 @@ def _steps_draw(pipeline: Any, draws: Draws | None) -> Iterator[None]:
         return next(steps).to(dtype or torch.float32).reshape(shape)
 
     with patch.object(sys.modules[type(pipeline.scheduler).__module__], "randn_tensor", given):
+        yield
+
+
+class _Steps:
+    """Replacement for a pipeline's progress bar that reports the steps.
+
+    A pipeline either iterates over it, or calls `update` after each step.
+    """
+
+    def __init__(self, iterable: Sequence[Any] | None = None, total: int | None = None) -> None:
+        self.steps = () if iterable is None else iterable
+        self.total = len(self.steps) if total is None else total
+        self.done = 0
+
+    def update(self, count: int = 1) -> None:
+        self.done += count
+        report("denoising steps", self.done, self.total)
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self.steps:
+            yield step
+            self.update()
+
+    def __enter__(self) -> _Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@contextmanager
+def _reported(pipeline: Any) -> Iterator[None]:
+    """Report the steps of a pipeline's loop while the block runs, in place of its progress bar."""
+    with patch.object(pipeline, "progress_bar", _Steps):
         yield
 
 

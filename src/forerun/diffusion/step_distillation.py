@@ -22,7 +22,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from forerun.diffusion.ddim import Schedule
-from forerun.diffusion.pipelines import draw_noise, kind_of, sample, save_pipeline
+from forerun.diffusion.loading import save_pipeline
+from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.training import Trainer, TrainingSettings
 from forerun.errors import ConfigError, TrainingError, UnsupportedModelError
 from forerun.progress import report

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from forerun.diffusion.evaluations import count_evaluations
+from forerun.diffusion.hooks import Wrapper, count_evaluations
 from forerun.diffusion.key_frames import (
     Interpolation,
     fill_between,
@@ -27,7 +27,6 @@ from forerun.diffusion.key_frames import (
     with_frames,
 )
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
-from forerun.diffusion.wrapping import Wrapper
 from forerun.errors import ConfigError, UnsupportedModelError
 
 
