@@ -56,7 +56,8 @@ def options(owner: type[T]) -> type[T]:
 
     made.__init__ = initialize
     made.__repr__, made.__setattr__ = _short_repr, _refuse_change
-    texts = [f"    {name}: {field.description}" for name, field in made.__pydantic_fields__.items()]
+    described = made.__pydantic_fields__.items()
+    texts = [f"    {name}: {field.description}" for name, field in described if field.description]
     if texts:
         made.__doc__ = "\n".join([f"{cleandoc(owner.__doc__ or '')}\n\nArgs:", *texts])
     declared: type[T] = made

@@ -10,20 +10,30 @@ a bound set by the user.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from forerun.diffusion.halves import Halves, prediction_of, with_prediction
-from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
+from forerun.diffusion.hooks import (
+    WHOLE_RUN,
+    Handle,
+    Interval,
+    StepTracker,
+    Window,
+    Wrapper,
+    sample_argument,
+)
 from forerun.diffusion.pipelines import denoiser_of
 from forerun.errors import ConfigError
+from forerun.options import options
 
-Reuse = Literal["difference", "unconditional"]
+DriftBound = Annotated[float, Field(ge=0.0)]
 
 
-@dataclass(frozen=True)
+@options
 class CFGCacheConfig:
     """Schedule and form in which the unconditional prediction is reused.
 
@@ -42,10 +52,10 @@ class CFGCacheConfig:
         ConfigError: for values out of range, or without any schedule.
     """
 
-    interval: int | None = None
-    drift_bound: float | None = None
-    window: tuple[float, float] = (0.0, 1.0)
-    reuse: Reuse = "difference"
+    interval: Interval | None = None
+    drift_bound: DriftBound | None = None
+    window: Window = WHOLE_RUN
+    reuse: Literal["difference", "unconditional"] = "difference"
     extrapolate: bool = False
     guidance: Literal["auto", "batched", "two_call"] = "auto"
     unconditional_first: bool | None = None
@@ -53,19 +63,6 @@ class CFGCacheConfig:
     def __post_init__(self) -> None:
         if self.interval is None and self.drift_bound is None:
             raise ConfigError("CFG caching needs a schedule; set interval, drift_bound or both.")
-        if self.interval is not None and self.interval < 1:
-            raise ConfigError(f"interval must be at least 1, got {self.interval}.")
-        if self.drift_bound is not None and not self.drift_bound >= 0.0:
-            raise ConfigError(f"drift_bound must be 0 or more, got {self.drift_bound}.")
-        low, high = self.window
-        if not 0.0 <= low <= high <= 1.0:
-            raise ConfigError(
-                f"window must be two shares in order, from 0 to 1, got {self.window}."
-            )
-        if self.reuse not in ("difference", "unconditional"):
-            raise ConfigError(f"reuse must be difference or unconditional, got {self.reuse!r}.")
-        if self.guidance not in ("auto", "batched", "two_call"):
-            raise ConfigError(f"guidance must be auto, batched or two_call, got {self.guidance!r}.")
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,7 @@ class _Memory:
         config = self.config
         if len(self.full) < 1 + config.extrapolate or config.drift_bound == 0.0:
             return False
-        low, high = config.window
-        if not low <= self.steps.share < high:
+        if not self.steps.inside(config.window):
             return False
         return config.interval is None or self.steps.step - self.full[-1].step < config.interval
 

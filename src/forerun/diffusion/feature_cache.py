@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
-from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
+from forerun.diffusion.hooks import (
+    WHOLE_RUN,
+    Handle,
+    Interval,
+    StepTracker,
+    Window,
+    Wrapper,
+    sample_argument,
+)
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.options import options
 
 
-@dataclass(frozen=True)
+@options
 class FeatureCacheConfig:
     """Schedule on which deep features are reused.
 
@@ -31,20 +41,9 @@ class FeatureCacheConfig:
         ConfigError: for values out of range.
     """
 
-    interval: int = 2
-    shallow_levels: int = 1
-    window: tuple[float, float] = (0.0, 1.0)
-
-    def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise ConfigError(f"interval must be at least 1, got {self.interval}.")
-        if self.shallow_levels < 1:
-            raise ConfigError(f"shallow_levels must be at least 1, got {self.shallow_levels}.")
-        low, high = self.window
-        if not 0.0 <= low <= high <= 1.0:
-            raise ConfigError(
-                f"window must be two shares in order, from 0 to 1, got {self.window}."
-            )
+    interval: Interval = 2
+    shallow_levels: Annotated[int, Field(ge=1)] = 1
+    window: Window = WHOLE_RUN
 
 
 @dataclass
@@ -89,10 +88,9 @@ class FeatureCache(Handle):
         self._steps.observe(args, kwargs)
         key = _branch(args, kwargs, self._steps.call)
         kept = self._kept.get(key)
-        low, high = self.config.window
         self._reusing = (
             kept is not None
-            and low <= self._steps.share < high
+            and self._steps.inside(self.config.window)
             and 0 < self._steps.step - kept.step < self.config.interval
         )
         if kept is None or not self._reusing:

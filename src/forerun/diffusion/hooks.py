@@ -10,11 +10,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from forerun.diffusion.pipelines import denoiser_of
+
+
+def _in_order(window: tuple[float, float]) -> tuple[float, float]:
+    if window[0] > window[1]:
+        raise ValueError("its shares must be in order")
+    return window
+
+
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Window = Annotated[tuple[_Share, _Share], AfterValidator(_in_order)]
+"""Range of a sampling run, as shares of its steps, in order."""
+WHOLE_RUN = (0.0, 1.0)
+Interval = Annotated[int, Field(ge=1, le=10_000)]
+"""Number of steps from one full step to the next."""
 
 
 class Wrapper:
@@ -201,10 +216,10 @@ class StepTracker:
         timesteps = getattr(self._pipeline.scheduler, "timesteps", None)
         return max(self.step + 1, 0 if timesteps is None else len(timesteps))
 
-    @property
-    def share(self) -> float:
-        """Share of the run that lies before this step."""
-        return self.step / self.total
+    def inside(self, window: Window) -> bool:
+        """True if the share of the run before this step lies in a window, its end excluded."""
+        low, high = window
+        return low <= self.step / self.total < high
 
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a call of the denoiser."""

@@ -11,34 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from torch import Generator, Tensor
 
 from forerun.diffusion.reflection import Coupling, couple
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import ConfigError
+from forerun.options import options
 
-Draft = Literal["frozen", "extrapolated"]
-DRAFTS: tuple[Draft, ...] = ("frozen", "extrapolated")
+DraftSteps = Annotated[int, Field(ge=1, le=1024)]
+Network = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A denoiser with its guidance: predictions `[N, ...]` from samples, timesteps and rows.
 
-
-class Network(Protocol):
-    """A denoiser with its guidance."""
-
-    def __call__(self, samples: Tensor, timesteps: Tensor, rows: Tensor) -> Tensor:
-        """Predictions for samples, `[N, ...]`.
-
-        Args:
-            samples: samples `[N, ...]`, scaled as the network takes them.
-            timesteps: timestep of each sample, `[N]`.
-            rows: row of the batch that each sample belongs to, `[N]`, which selects its label or prompt.
-        """
-        ...
+Samples `[N, ...]` are scaled as the network takes them, each with its own timestep, `[N]`. The row of the
+batch that a sample belongs to, `[N]`, selects its label or prompt.
+"""
 
 
-@dataclass(frozen=True)
+@options
 class SpeculativeSamplingConfig:
     """Settings of speculative sampling.
 
@@ -54,16 +48,10 @@ class SpeculativeSamplingConfig:
         ConfigError: for an unknown draft, or fewer than one step.
     """
 
-    num_draft_steps: int = 8
-    draft: Draft = "frozen"
-    student: Network | None = None
-    coupling: Coupling = couple
-
-    def __post_init__(self) -> None:
-        if self.num_draft_steps < 1:
-            raise ConfigError(f"num_draft_steps is {self.num_draft_steps}; give at least 1.")
-        if self.draft not in DRAFTS:
-            raise ConfigError(f"draft is {self.draft!r}; give one of {', '.join(DRAFTS)}.")
+    num_draft_steps: DraftSteps = 8
+    draft: Literal["frozen", "extrapolated"] = "frozen"
+    student: SkipJsonSchema[Network | None] = None
+    coupling: SkipJsonSchema[Coupling] = couple
 
 
 @dataclass
@@ -156,7 +144,6 @@ class Committed:
     kept: Tensor
 
 
-Progress = Callable[[int, int], None]
 Observer = Callable[[Committed], None]
 
 
@@ -192,7 +179,7 @@ def sample_speculatively(
     transitions: Transitions,
     draws: Draws,
     config: SpeculativeSamplingConfig,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     observer: Observer | None = None,
 ) -> tuple[Tensor, Passes]:
     """Sample with the same distribution as `sample_plainly`, in fewer sequential passes.

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from forerun.diffusion.hooks import Wrapper, count_evaluations
+from forerun.diffusion.hooks import Interval, Wrapper, count_evaluations
 from forerun.diffusion.key_frames import (
     Interpolation,
     fill_between,
@@ -28,9 +29,12 @@ from forerun.diffusion.key_frames import (
 )
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.options import options
+
+RefineSteps = Annotated[int, Field(ge=0, le=10_000)]
 
 
-@dataclass(frozen=True)
+@options
 class VideoLatentCacheConfig:
     """Settings of key frames, which are denoised fully, and of the frames between them.
 
@@ -53,34 +57,18 @@ class VideoLatentCacheConfig:
         ConfigError: for values out of range, or without a number of key frames.
     """
 
-    key_interval: int | None = None
-    key_frames: int | None = None
+    key_interval: Interval | None = None
+    key_frames: Annotated[int, Field(ge=2)] | None = None
     choose: Literal["fixed", "motion"] = "fixed"
-    motion_steps: int = 2
+    motion_steps: Interval = 2
     interpolation: Interpolation = "slerp"
-    refine_steps: int = 8
-    refine_stride: int = 1
+    refine_steps: RefineSteps = 8
+    refine_stride: Interval = 1
     finish_key_frames: bool = True
 
     def __post_init__(self) -> None:
         if (self.key_interval is None) == (self.key_frames is None):
             raise ConfigError("set either key_interval or key_frames.")
-        if self.key_interval is not None and self.key_interval < 1:
-            raise ConfigError(f"key_interval must be at least 1, got {self.key_interval}.")
-        if self.key_frames is not None and self.key_frames < 2:
-            raise ConfigError(f"key_frames must be at least 2, got {self.key_frames}.")
-        if self.choose not in ("fixed", "motion"):
-            raise ConfigError(f"choose must be fixed or motion, got {self.choose!r}.")
-        if self.interpolation not in get_args(Interpolation):
-            raise ConfigError(
-                f"interpolation must be slerp, linear or nearest, got {self.interpolation!r}."
-            )
-        if self.motion_steps < 1:
-            raise ConfigError(f"motion_steps must be at least 1, got {self.motion_steps}.")
-        if self.refine_steps < 0:
-            raise ConfigError(f"refine_steps must be 0 or more, got {self.refine_steps}.")
-        if self.refine_stride < 1:
-            raise ConfigError(f"refine_stride must be at least 1, got {self.refine_stride}.")
 
     @property
     def steps_of_all(self) -> int:
