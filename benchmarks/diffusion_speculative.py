@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Literal
 
 import torch
 
 from benchmarks.diffusion_models import GUIDANCE_SCALE, shipped
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.methods import Job, make
+from forerun.diffusion.settings import DraftKind
 from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
 
-DRAFTS: tuple[Literal["frozen"], Literal["extrapolated"]] = ("frozen", "extrapolated")
+DRAFTS: tuple[DraftKind, ...] = ("frozen", "extrapolated")
 
 
 def main() -> None:

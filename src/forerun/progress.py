@@ -1,4 +1,4 @@
-"""Progress of long work, reported to a caller that watches it."""
+"""Progress of long work and what it says meanwhile, reported to a caller that watches and hears it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ Watch = Callable[[str, int, int], None]
 """A function `watch(what, done, total)`; each kind of work counts in its own units."""
 
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_hear: ContextVar[Callable[[str], None] | None] = ContextVar("hear", default=None)
 
 
 @contextmanager
@@ -27,3 +28,20 @@ def report(what: str, done: int, total: int) -> None:
     watch = _watch.get()
     if watch is not None:
         watch(what, done, total)
+
+
+@contextmanager
+def heard_by(hear: Callable[[str], None]) -> Iterator[None]:
+    """Hand the sentences that this thread says to `hear` while the block runs."""
+    token = _hear.set(hear)
+    try:
+        yield
+    finally:
+        _hear.reset(token)
+
+
+def say(text: str) -> None:
+    """Tell the listener, if there is one, a sentence that is not part of a result."""
+    hear = _hear.get()
+    if hear is not None:
+        hear(text)

@@ -39,6 +39,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in makers}
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def sampled(cli: Cli, folder: str, *options: str) -> Any:
     result = cli.run("diffusion", "sample", "--pipeline", folder, *FEW, *options, "--json")
     assert result.exit_code == 0, result.output
@@ -131,6 +136,26 @@ def test_pictures(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
         assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", 4)
 
 
+def test_a_picture_is_written_without_being_asked_for_and_replaces_none(
+    cli: Cli, folders: dict[str, str], tmp_path: Path
+) -> None:
+    command = ("diffusion", "sample", "--pipeline", folders["unet"], *FEW)
+    first, second = (cli.run(*command, "--labels", label) for label in ("1", "2"))
+    assert "written to samples.png" in first.stderr
+    assert "written to samples-2.png" in second.stderr
+    pictures = [(tmp_path / name).read_bytes() for name in ("samples.png", "samples-2.png")]
+    assert pictures[0] != pictures[1]
+    content = sampled(cli, folders["unet"])
+    assert Path(content["output"]).exists()
+
+
+def test_a_comparison_says_in_words_which_was_faster(cli: Cli, folders: dict[str, str]) -> None:
+    command = ("diffusion", "sample", "--pipeline", folders["unet"], *FEW, "--labels", "1")
+    result = cli.run(*command, "--method", "cfg_cache", "--compare")
+    words = ("SLOWER than", "times as fast as", "as long as")
+    assert sum(word in result.stdout for word in words) == 1
+
+
 def test_the_proof_passes_and_finds_what_is_planted(cli: Cli) -> None:
     few = ("--samples", "300", "--steps", "20", "--dimensions", "4")
     result = cli.run("diffusion", "prove", *few, "--json")
@@ -200,7 +225,8 @@ def test_wrong_use(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
     def sample(name: str, *options: str) -> Any:
         return cli.run("diffusion", "sample", "--pipeline", folders[name], *FEW, *options)
 
-    refused(sample("unet", "--labels", "1", "--method", "speculative"), "deterministic", "eta")
+    none = ("--labels", "1", "--method", "speculative", "--eta", "0")
+    refused(sample("unet", *none), "deterministic", "eta")
     refused(sample("unguided", "--labels", "1"), "not conditional")
     refused(sample("unguided", "--method", "cfg_cache"), "guidance")
     refused(sample("unet", "--labels", "1", "--frames", "4"), "makes images")
@@ -211,12 +237,12 @@ def test_wrong_use(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
     refused(cli.run("diffusion", "sample", "--pipeline", str(tmp_path)), "not a pipeline")
     refused(cli.run("diffusion", "bench", "--methods", "magic"), "magic")
     refused(cli.run("diffusion", "prove", "--samples", "5"), "samples")
-    refused(cli.run("diffusion", "prove", "--labels", "3"), "--labels is of a network")
+    refused(cli.run("diffusion", "prove", "--labels", "3"), "labels is of a network")
     refused(cli.run("diffusion", "prove", "--pipeline", folders["clips"]), "makes clips")
     refused(sample("unet", "--labels", "1", "--steps", "65"), "trained with 64")
-    refused(sample("unet", "--feature-interval", "3"), "--feature-interval is of", "feature_cache")
+    refused(sample("unet", "--feature-interval", "3"), "feature_interval is of", "feature_cache")
     other = ("--method", "cfg_cache", "--draft", "extrapolated")
-    refused(sample("unet", *other), "--draft is of --method speculative", "cfg_cache")
+    refused(sample("unet", *other), "draft is of method speculative", "cfg_cache")
     bench = ("diffusion", "bench", "--pipeline", folders["unguided"], *FEW, "--batches", "1")
     result = cli.run(*bench, "--methods", "cfg_cache")
     assert "without cfg_cache, every 2 steps" in result.output

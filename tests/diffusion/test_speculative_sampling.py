@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from forerun.diffusion.closed_forms import gaussian, mixture
 from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.proof import PLANTED, Proof, Subject, prove
+from forerun.diffusion.proof import PLANTED, ProofTarget, SamplerProof, prove
 from forerun.diffusion.reflection import Coupling, chance_kept, couple
+from forerun.diffusion.settings import DraftKind
 from forerun.diffusion.speculative_sampling import (
     Draws,
     SpeculativeSamplingConfig,
@@ -34,16 +35,16 @@ STEPS = 30
 DIMENSIONS = 6
 
 
-def subject(target: str, scheduler: Any = None, eta: float = 0.0) -> Subject:
+def subject(target: str, scheduler: Any = None, eta: float = 0.0) -> ProofTarget:
     scheduler = scheduler or DDPMScheduler(clip_sample=False)
     transitions = Transitions.of(scheduler, STEPS, eta)
     if target == "mixture":
-        return Subject(mixture(DIMENSIONS, scheduler), transitions, (DIMENSIONS,))
+        return ProofTarget(mixture(DIMENSIONS, scheduler), transitions, (DIMENSIONS,))
     network = gaussian(DIMENSIONS, scheduler)
-    return Subject(network, transitions, (DIMENSIONS,), network.law(transitions))
+    return ProofTarget(network, transitions, (DIMENSIONS,), network.law(transitions))
 
 
-def failed(proof: Proof) -> list[str]:
+def failed(proof: SamplerProof) -> list[str]:
     return [check.name for check in proof.checks if not check.passed]
 
 
@@ -79,9 +80,7 @@ def test_without_noise_the_outcome_is_the_targets_mean() -> None:
 @pytest.mark.parametrize("target", ["gaussian", "mixture"])
 @pytest.mark.parametrize("draft", ["frozen", "extrapolated"])
 @pytest.mark.parametrize("num_draft_steps", [1, 5])
-def test_it_is_exact(
-    target: str, draft: Literal["frozen", "extrapolated"], num_draft_steps: int
-) -> None:
+def test_it_is_exact(target: str, draft: DraftKind, num_draft_steps: int) -> None:
     config = SpeculativeSamplingConfig(num_draft_steps, draft)
     proof = prove(subject(target), config, samples=200)
     assert failed(proof) == []
@@ -107,7 +106,9 @@ def test_it_is_exact_with_euler_ancestral_and_clipping() -> None:
         transitions = Transitions.of(scheduler, STEPS)
         network = mixture(DIMENSIONS, scheduler)
         proof = prove(
-            Subject(network, transitions, (DIMENSIONS,)), SpeculativeSamplingConfig(4), samples=150
+            ProofTarget(network, transitions, (DIMENSIONS,)),
+            SpeculativeSamplingConfig(4),
+            samples=150,
         )
         assert failed(proof) == []
 
@@ -198,7 +199,7 @@ def test_drafts_that_are_no_numbers_change_nothing() -> None:
     proof = prove(what, SpeculativeSamplingConfig(3, student=broken), samples=200)
     assert failed(proof) == []
     assert proof.acceptance == 0.0
-    bad = Subject(broken, what.transitions, what.shape)
+    bad = ProofTarget(broken, what.transitions, what.shape)
     with pytest.raises(UnsupportedModelError, match="not finite"):
         prove(bad, SpeculativeSamplingConfig(3), samples=50)
 
@@ -246,7 +247,7 @@ def test_steps_with_hardly_any_noise_are_left_out() -> None:
     assert proof.untested_steps == 1
     with pytest.raises(ConfigError, match="no noise"):
         prove(
-            Subject(what.network, Transitions.of(DDPMScheduler(), 1), what.shape),
+            ProofTarget(what.network, Transitions.of(DDPMScheduler(), 1), what.shape),
             SpeculativeSamplingConfig(4),
             samples=50,
         )
@@ -288,7 +289,9 @@ def test_pipelines_run_through_it() -> None:
         transitions = Transitions.of(scheduler, 12)
         shape = kind_of(pipeline).noise_shape(1)[1:]
         proof = prove(
-            Subject(_rows_of(network), transitions, shape), SpeculativeSamplingConfig(4), samples=50
+            ProofTarget(_rows_of(network), transitions, shape),
+            SpeculativeSamplingConfig(4),
+            samples=50,
         )
         assert failed(proof) == []
 

@@ -15,6 +15,7 @@ from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.groups import LazyGroup
 from forerun.errors import ForerunError
+from forerun.progress import heard_by
 
 COMMANDS = {
     "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
@@ -53,7 +54,8 @@ class Application(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with heard_by(lambda text: click.echo(f"forerun: {text}", err=True)):
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 

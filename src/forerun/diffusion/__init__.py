@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forerun.diffusion.loading import open_pipeline
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
-    from forerun.diffusion.proof import Proof, Subject, prove
+    from forerun.diffusion.proof import ProofTarget, SamplerProof, prove
     from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import (
         Draws,
@@ -36,7 +36,7 @@ _NAMES = {
     "loading": ("open_pipeline",),
     "methods": ("Job", "Made", "make"),
     "pipelines": ("sample",),
-    "proof": ("Proof", "Subject", "prove"),
+    "proof": ("SamplerProof", "ProofTarget", "prove"),
     "reflection": ("couple",),
     "speculative_sampling": (
         "Draws",
@@ -59,9 +59,9 @@ __all__ = [
     "GuidedDenoiser",
     "Job",
     "Made",
-    "Proof",
+    "ProofTarget",
+    "SamplerProof",
     "SpeculativeSamplingConfig",
-    "Subject",
     "Transitions",
     "VideoLatentCacheConfig",
     "apply_cfg_cache",

@@ -10,27 +10,17 @@ a bound set by the user.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from forerun.diffusion.halves import Halves, prediction_of, with_prediction
-from forerun.diffusion.hooks import (
-    WHOLE_RUN,
-    Handle,
-    Interval,
-    StepTracker,
-    Window,
-    Wrapper,
-    sample_argument,
-)
+from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_of
+from forerun.diffusion.settings import WHOLE_RUN, DriftBound, Interval, Window
 from forerun.errors import ConfigError
 from forerun.options import options
-
-DriftBound = Annotated[float, Field(ge=0.0)]
 
 
 @options

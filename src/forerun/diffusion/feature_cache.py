@@ -14,16 +14,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from forerun.diffusion.hooks import (
-    WHOLE_RUN,
-    Handle,
-    Interval,
-    StepTracker,
-    Window,
-    Wrapper,
-    sample_argument,
-)
+from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
+from forerun.diffusion.settings import WHOLE_RUN, Interval, Window
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.options import options
 

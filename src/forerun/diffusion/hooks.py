@@ -10,26 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from forerun.diffusion.pipelines import denoiser_of
-
-
-def _in_order(window: tuple[float, float]) -> tuple[float, float]:
-    if window[0] > window[1]:
-        raise ValueError("its shares must be in order")
-    return window
-
-
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Window = Annotated[tuple[_Share, _Share], AfterValidator(_in_order)]
-"""Range of a sampling run, as shares of its steps, in order."""
-WHOLE_RUN = (0.0, 1.0)
-Interval = Annotated[int, Field(ge=1, le=10_000)]
-"""Number of steps from one full step to the next."""
+from forerun.diffusion.settings import Window
 
 
 class Wrapper:

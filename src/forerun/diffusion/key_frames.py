@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from forerun.diffusion.settings import Interpolation
 from forerun.errors import ConfigError
-
-Interpolation = Literal["slerp", "linear", "nearest"]
 
 # Sine of the angle below which two directions count as parallel or opposite.
 _LEAST_SINE = 1e-4

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,12 @@ from forerun.diffusion.quality import (
     psnr,
     temporal_consistency,
 )
-from forerun.measure.turns import Turns, in_turns, seconds_of
+from forerun.measure.turns import in_turns, seconds_of
 from forerun.progress import report
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodSetting:
     """A method with its configuration, or the plain sampler.
 
     Args:
@@ -41,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """Measurements of a setting, compared with the full sampler. Intervals are 95 % intervals.
 
     Args:
@@ -74,69 +74,40 @@ class Row:
     seconds: float
     psnr: dict[str, float]
     mse: dict[str, float]
-    frechet: dict[str, float] | None
-    accuracy: dict[str, float] | None
-    consistency: dict[str, float] | None
-    facts: dict[str, Any]
+    frechet: dict[str, float] | None = None
+    accuracy: dict[str, float] | None = None
+    consistency: dict[str, float] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def measure(
     pipeline: Any,
     job: Job,
-    settings: Sequence[Setting],
+    setting: MethodSetting,
     pairs: int,
     classifier: Classifier | None = None,
     keep: Callable[[str, Tensor], object] = lambda *_: None,
-) -> Iterator[Row]:
-    """Measure settings, each in turns with the full sampler, and yield a row for each.
+    see: Callable[[int], object] = lambda _: None,
+) -> MethodRow:
+    """Measure a setting in turns with the full sampler.
 
     Args:
         pipeline: pipeline from diffusers.
         job: samples to make.
-        settings: settings to measure.
+        setting: setting to measure.
         pairs: number of pairs of timed runs, after one untimed run each.
         classifier: classifier for distance, accuracy and consistency; None leaves these out.
-        keep: called with name and images of the full sampler and of each setting.
+        keep: called with name and images of the full sampler and of the setting.
+        see: called before each pair with its number.
     """
-    for number, setting in enumerate(settings):
-        own = Job(**{**vars(job), "eta": setting.eta})
-        full = make(pipeline, own)
-        made = make(pipeline, own, setting.config)
-        keep(f"the sampler, eta {setting.eta:g}", full.images)
-        keep(setting.name, made.images)
-
-        def tell(done: int, first: int = number * pairs) -> None:
-            report("settings", first + done, len(settings) * pairs)
-
-        plain, other = (partial(make, pipeline, own, config) for config in (None, setting.config))
-        turns = in_turns(plain, other, pairs, tell)
-        yield _row(setting, job, made, full, turns, classifier)
-    report("settings", 1, 1)
-
-
-def _row(
-    setting: Setting,
-    job: Job,
-    made: Made,
-    full: Made,
-    turns: Turns,
-    classifier: Classifier | None,
-) -> Row:
-    frechet = accuracy = consistency = None
-    if classifier is not None:
-        frames, others = (
-            images.flatten(0, 1) if images.ndim == 5 else images
-            for images in (made.images, full.images)
-        )
-        if len(frames) > FEATURES:
-            frechet = asdict(feature_distance(classifier, frames, others))
-        if job.labels is not None:
-            each = len(frames) // len(job.labels)
-            labels = [label for label in job.labels for _ in range(each)]
-            accuracy = asdict(label_accuracy(classifier, frames, labels))
-        if made.images.ndim == 5:
-            consistency = asdict(temporal_consistency(classifier, made.images))
-    return Row(
+    own = replace(job, eta=setting.eta)
+    full = make(pipeline, own)
+    made = make(pipeline, own, setting.config)
+    keep(f"the sampler, eta {setting.eta:g}", full.images)
+    keep(setting.name, made.images)
+    plain, other = (partial(make, pipeline, own, config) for config in (None, setting.config))
+    turns = in_turns(plain, other, pairs, see)
+    return MethodRow(
         setting=setting.name,
         exactness="exact" if made.exact else "approximate",
         calls=made.evaluations.calls,
@@ -149,11 +120,27 @@ def _row(
         seconds=turns.other,
         psnr=asdict(psnr(made.images, full.images)),
         mse=asdict(mean_squared_error(made.images, full.images)),
-        frechet=frechet,
-        accuracy=accuracy,
-        consistency=consistency,
+        **({} if classifier is None else _judged(classifier, job, made.images, full.images)),
         facts=made.facts,
     )
+
+
+def _judged(
+    classifier: Classifier, job: Job, images: Tensor, others: Tensor
+) -> dict[str, dict[str, float]]:
+    """Distance, accuracy and consistency by the classifier, as far as they apply."""
+    clips = images.ndim == 5
+    frames, full = (part.flatten(0, 1) if clips else part for part in (images, others))
+    judged = {}
+    if len(frames) > FEATURES:
+        judged["frechet"] = feature_distance(classifier, frames, full)
+    if job.labels is not None:
+        each = len(frames) // len(job.labels)
+        labels = [label for label in job.labels for _ in range(each)]
+        judged["accuracy"] = label_accuracy(classifier, frames, labels)
+    if clips:
+        judged["consistency"] = temporal_consistency(classifier, images)
+    return {name: asdict(interval) for name, interval in judged.items()}
 
 
 def _passes(made: Made) -> int:
@@ -162,7 +149,7 @@ def _passes(made: Made) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchRun:
     """One run of a denoiser at a batch size.
 
     Args:
@@ -185,7 +172,7 @@ class Run:
 
 def runs_by_batch(
     pipeline: Any, batches: Sequence[int], num_frames: int | None = None, times: int = 7
-) -> list[Run]:
+) -> list[BatchRun]:
     """Time runs of a pipeline's denoiser at some batch sizes, for a roofline."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -198,7 +185,7 @@ def runs_by_batch(
             call_denoiser(pipeline, batch, num_frames)
         call = partial(call_denoiser, pipeline, batch, num_frames)
         taken = [seconds_of(call) for _ in range(times)]
-        runs.append(Run(batch, counter.get_total_flops(), size, statistics.median(taken)))
+        runs.append(BatchRun(batch, counter.get_total_flops(), size, statistics.median(taken)))
     report("batches", 1, 1)
     return runs
 

@@ -72,7 +72,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Proof:
+class SamplerProof:
     """Result of all checks of one setting.
 
     Args:
@@ -98,7 +98,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProofTarget:
     """A target and its sampler, as the subject of a proof.
 
     Args:
@@ -132,8 +132,8 @@ class Paths:
 
 
 def prove(
-    subject: Subject, config: SpeculativeSamplingConfig, *, samples: int = 512, seed: int = 0
-) -> Proof:
+    subject: ProofTarget, config: SpeculativeSamplingConfig, *, samples: int = 512, seed: int = 0
+) -> SamplerProof:
     """Run speculative sampling and test it.
 
     Args:
@@ -173,7 +173,7 @@ def prove(
     if subject.law is not None:
         checks += _marginals(subject.law, paths)
     checks += _two_samples(final, plain, seed)
-    return Proof(
+    return SamplerProof(
         checks,
         samples,
         len(transitions),
@@ -183,7 +183,7 @@ def prove(
     )
 
 
-def _innovations(subject: Subject, paths: Paths) -> Iterator[Check]:
+def _innovations(subject: ProofTarget, paths: Paths) -> Iterator[Check]:
     """Checks of the innovations, as a whole and along the draft's direction, and of the kept steps.
 
     Only steps that add enough noise are tested.
@@ -281,7 +281,7 @@ def _two_samples(ours: Tensor, plain: Tensor, seed: int) -> Iterator[Check]:
     )
 
 
-def _means(subject: Subject, states: Tensor, step: int) -> Tensor:
+def _means(subject: ProofTarget, states: Tensor, step: int) -> Tensor:
     """The target's means of a step from given states, by passes of the target itself."""
     transitions = subject.transitions
     rows = torch.arange(len(states))

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from torch import Generator, Tensor
 
 from forerun.diffusion.reflection import Coupling, couple
+from forerun.diffusion.settings import DraftKind, DraftSteps
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import ConfigError
 from forerun.options import options
 
-DraftSteps = Annotated[int, Field(ge=1, le=1024)]
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A denoiser with its guidance: predictions `[N, ...]` from samples, timesteps and rows.
 
@@ -49,7 +47,7 @@ class SpeculativeSamplingConfig:
     """
 
     num_draft_steps: DraftSteps = 8
-    draft: Literal["frozen", "extrapolated"] = "frozen"
+    draft: DraftKind = "frozen"
     student: SkipJsonSchema[Network | None] = None
     coupling: SkipJsonSchema[Coupling] = couple
 

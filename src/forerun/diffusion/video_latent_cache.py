@@ -16,9 +16,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from forerun.diffusion.hooks import Interval, Wrapper, count_evaluations
+from forerun.diffusion.hooks import Wrapper, count_evaluations
 from forerun.diffusion.key_frames import (
-    Interpolation,
     fill_between,
     frames_at,
     key_frames_by_motion,
@@ -28,10 +27,9 @@ from forerun.diffusion.key_frames import (
     with_frames,
 )
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
+from forerun.diffusion.settings import Interpolation, Interval, RefineSteps
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.options import options
-
-RefineSteps = Annotated[int, Field(ge=0, le=10_000)]
 
 
 @options

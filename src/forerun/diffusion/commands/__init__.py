@@ -1,0 +1,1 @@
+"""Commands of `forerun diffusion`, which answer a request with a result."""

@@ -1,0 +1,295 @@
+"""Settings that the commands share, and the pipeline, samples and method that they stand for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from forerun.diffusion.settings import (
+    DraftKind,
+    DraftSteps,
+    DriftBound,
+    Interpolation,
+    Interval,
+    RefineSteps,
+)
+from forerun.errors import CheckpointError, ConfigError
+from forerun.files import is_regular
+from forerun.options import Text, changes, options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.diffusion.methods import Config, Job
+
+PIPELINE = ("pipeline", "conditions", "threads")
+"""Options that say which pipeline runs, and how."""
+ACROSS = 10
+"""Most samples in a row of a picture."""
+
+
+@options
+class Conditions:
+    """Pipeline and conditions of samples."""
+
+    pipeline: Text = Field(
+        default="images",
+        description="A directory that diffusers wrote, or a small model of digits that comes along: "
+        "images or images-4-steps.",
+    )
+    conditions: Text | None = Field(
+        default=None,
+        description="A safetensors file with prompt_embeds [B, tokens, width], and negative_prompt_embeds if "
+        "there are any, in place of labels.",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="Threads of the CPU; torch's own number unless given."
+    )
+    labels: tuple[int, ...] = Field(
+        default=(),
+        description="Labels of the samples, such as 3,4,6, in turn; all of 0 to 9 unless given.",
+    )
+    guidance_scale: float = Field(
+        default=3.0,
+        ge=1.0,
+        le=100.0,
+        description="Scale of classifier-free guidance; 1 switches it off.",
+    )
+    seed: int = Field(
+        default=0, ge=0, le=2**31, description="Seed of the first sample; each has its own."
+    )
+
+    def open(self) -> Any:
+        """The pipeline.
+
+        Raises:
+            ForerunError: as `open_pipeline`.
+        """
+        import torch
+
+        from forerun.diffusion.loading import open_pipeline, resolve
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return open_pipeline(resolve(self.pipeline))
+
+    def job(self, pipeline: Any, count: int, steps: int, eta: float, frames: int | None) -> Job:
+        """Samples to make by a pipeline.
+
+        Raises:
+            CheckpointError: for a file without conditions.
+            ConfigError: for conditions, steps or frames that do not fit the pipeline.
+        """
+        from forerun.diffusion.methods import Job
+        from forerun.diffusion.pipelines import kind_of
+
+        kind = kind_of(pipeline)
+        prompt, negative = _embeds(self.conditions, count)
+        most = pipeline.scheduler.config.num_train_timesteps
+        if steps > most:
+            raise ConfigError(f"steps is {steps}; this pipeline was trained with {most}.")
+        if frames is not None and not kind.video:
+            raise ConfigError(f"{kind.name} makes images; leave frames out.")
+        return Job(
+            seeds=range(self.seed, self.seed + count),
+            steps=steps,
+            labels=self._labels(pipeline, count, prompt is not None),
+            prompt_embeds=prompt,
+            negative_prompt_embeds=negative,
+            guidance_scale=self.guidance_scale if kind.guided else 1.0,
+            eta=eta,
+            num_frames=(frames or 16) if kind.video else None,
+        )
+
+    def _labels(self, pipeline: Any, count: int, prompted: bool) -> list[int] | None:
+        from forerun.diffusion.pipelines import denoiser_of, kind_of
+
+        kind = kind_of(pipeline)
+        if kind.conditioning == "none":
+            if self.labels or prompted:
+                raise ConfigError(
+                    f"{kind.name} is not conditional; leave labels and conditions out."
+                )
+            return None
+        if prompted:
+            if self.labels:
+                raise ConfigError("labels and conditions exclude each other; leave one out.")
+            return None
+        if getattr(pipeline, "text_encoder", None) is not None:
+            raise ConfigError(f"{kind.name} reads prompts, not labels; give conditions.")
+        config = denoiser_of(pipeline).config
+        classes = config.get("num_embeds_ada_norm") or config.get("cross_attention_dim") or 10
+        labels = self.labels or range(min(10, classes))
+        return [labels[index % len(labels)] for index in range(count)]
+
+
+@options
+class Sampler(Conditions):
+    """Steps and noise of a sampler, besides pipeline and conditions."""
+
+    steps: int = Field(default=64, ge=1, le=10_000, description="Steps of the sampler.")
+    eta: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Share of DDPM's noise that DDIM adds; 0, which is deterministic, unless a command "
+        "needs noise.",
+    )
+    scheduler: Literal["own", "ddpm", "ddim", "euler_ancestral"] = Field(
+        default="own",
+        description="Scheduler in place of the pipeline's own: ddpm, ddim or euler_ancestral.",
+    )
+
+    def open(self) -> Any:
+        """The pipeline, with the scheduler that was asked for.
+
+        Raises:
+            ForerunError: as `open_pipeline` and `exchange_scheduler`.
+        """
+        from forerun.diffusion.methods import exchange_scheduler
+
+        pipeline = super().open()
+        if self.scheduler != "own":
+            exchange_scheduler(pipeline, self.scheduler)
+        return pipeline
+
+
+@options
+class Sampling(Sampler):
+    """Number of samples and of their frames, besides their sampler."""
+
+    count: int = Field(default=10, ge=1, le=1_000_000, description="Samples to make.")
+    frames: int | None = Field(
+        default=None, ge=1, le=1024, description="Frames of a clip; 16 unless given."
+    )
+
+    def samples(self, pipeline: Any) -> Job:
+        """Samples to make by a pipeline; see `job`."""
+        return self.job(pipeline, self.count, self.steps, self.eta or 0.0, self.frames)
+
+
+NUM_DRAFT_STEPS: Any = Field(
+    default=8, description="speculative: denoising steps drafted a round at most."
+)
+DRAFT: Any = Field(
+    default="frozen",
+    description="speculative: as if the clean sample found last stayed, or went on changing.",
+)
+OWN: dict[str, tuple[str, ...]] = {
+    "cfg_cache": ("cfg_interval", "cfg_drift_bound", "cfg_extrapolate"),
+    "feature_cache": ("feature_interval",),
+    "key_frames": ("key_interval", "refine_steps", "refine_stride", "interpolation", "choose"),
+    "speculative": ("num_draft_steps", "draft"),
+}
+"""Options of each method."""
+
+
+@options
+class Methods:
+    """A method that takes fewer passes, and the settings of all of them."""
+
+    method: Literal["none", "cfg_cache", "feature_cache", "key_frames", "speculative"] = Field(
+        default="none",
+        description="Way to take fewer passes: cfg_cache, feature_cache and key_frames (of clips) are "
+        "approximate, speculative is exact.",
+    )
+    cfg_interval: Interval | None = Field(
+        default=None,
+        description="cfg_cache: both halves run at every n-th step at the least.",
+    )
+    cfg_drift_bound: DriftBound | None = Field(
+        default=None,
+        description="cfg_cache: reuse until the conditional prediction has drifted by this share; 0.3 where "
+        "no interval is given.",
+    )
+    cfg_extrapolate: bool = Field(
+        default=True,
+        description="cfg_cache: go on with the change between full steps, or keep the last.",
+    )
+    feature_interval: Interval = Field(
+        default=2, description="feature_cache: deep levels run at every n-th step."
+    )
+    key_interval: Interval = Field(default=5, description="key_frames: every n-th frame is one.")
+    refine_steps: RefineSteps = Field(
+        default=8, description="key_frames: last steps that all frames take together."
+    )
+    refine_stride: Interval = Field(
+        default=1, description="key_frames: how many of the schedule's steps one of these takes."
+    )
+    interpolation: Interpolation = Field(
+        default="slerp", description="key_frames: of the latents between."
+    )
+    choose: Literal["fixed", "motion"] = Field(
+        default="fixed", description="key_frames: evenly spaced, or by equal motion."
+    )
+    num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
+    draft: DraftKind = DRAFT
+
+    def __post_init__(self) -> None:
+        owners = {name: method for method, names in OWN.items() for name in names}
+        for name in changes(self):
+            owner = owners.get(name, self.method)
+            if owner != self.method:
+                raise ConfigError(
+                    f"{name} is of method {owner}, and method is {self.method}; choose {owner}, or leave it "
+                    "out."
+                )
+
+    def config(self) -> Config | None:
+        """The method's configuration; None for the plain sampler.
+
+        Raises:
+            ConfigError: for values that exclude each other.
+        """
+        from forerun.diffusion.cfg_cache import CFGCacheConfig
+        from forerun.diffusion.feature_cache import FeatureCacheConfig
+        from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
+        from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
+
+        if self.method == "cfg_cache":
+            bound = self.cfg_drift_bound
+            if bound is None and self.cfg_interval is None:
+                bound = 0.3
+            return CFGCacheConfig(
+                interval=self.cfg_interval, drift_bound=bound, extrapolate=self.cfg_extrapolate
+            )
+        if self.method == "feature_cache":
+            return FeatureCacheConfig(self.feature_interval)
+        if self.method == "key_frames":
+            own = {name: getattr(self, name) for name in OWN["key_frames"]}
+            return VideoLatentCacheConfig(**own)
+        if self.method == "speculative":
+            return SpeculativeSamplingConfig(self.num_draft_steps, self.draft)
+        return None
+
+
+def _embeds(path: str | None, count: int) -> tuple[Tensor | None, Tensor | None]:
+    """Rows of a file with embeddings, in turn: those of prompts, and negative ones.
+
+    Raises:
+        CheckpointError: for a file that holds no such tensors.
+    """
+    if path is None:
+        return None, None
+    from safetensors.torch import load_file
+
+    if not is_regular(path):
+        raise CheckpointError(f"conditions {path} is not a file.")
+    try:
+        tensors = load_file(path)
+    except Exception as problem:  # Safetensors has an error of its own.
+        raise CheckpointError(f"{path} is not a safetensors file: {problem}") from problem
+    names = ("prompt_embeds", "negative_prompt_embeds")
+    prompt, negative = (tensors[name].float() if name in tensors else None for name in names)
+    if prompt is None or prompt.ndim != 3 or not len(prompt):
+        raise CheckpointError(f"{path} has no tensor prompt_embeds [B, tokens, width].")
+    rows = [index % len(prompt) for index in range(count)]
+    if negative is None:
+        return prompt[rows], None
+    if negative.shape[-2:] != prompt.shape[-2:] or len(negative) not in (1, len(prompt)):
+        raise CheckpointError(
+            f"{path}: negative_prompt_embeds are {list(negative.shape)}, prompt_embeds "
+            f"{list(prompt.shape)}; they must be alike, or the first of one row."
+        )
+    return prompt[rows], negative.expand_as(prompt)[rows]
