@@ -18,7 +18,6 @@ PACKAGE = ROOT / "src" / "forerun"
 NOT_YET = (
     "bench",
     "cli",
-    "tuning",
 )
 
 _REFUSED = re.compile(

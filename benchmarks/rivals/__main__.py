@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.rivals.regret import ALL, NO_DRAFTER, Workload, regrets
-from forerun.tuning.records import Records
+from forerun.bench.tune.records import Records
 
 Lost = dict[str, dict[str, float]]
 """By a drafter or a workload, and policy."""

@@ -9,8 +9,9 @@ from operator import mul
 
 import numpy as np
 
+from benchmarks.rivals.replay import Offer, Outcome, ReplayPolicy, View
+from forerun.bench.tune.replay import Choice
 from forerun.costs.rounds import RoundCosts, Seconds
-from forerun.tuning.replay import Choice, Offer, Outcome, ReplayPolicy, View
 
 # vLLM 0.33, v1/worker/gpu/spec_decode/acceptance_estimator.py.
 WEIGHT, BIAS, MOST_LOGIT = 0.5, -0.2, 40.0

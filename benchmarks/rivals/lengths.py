@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
+from forerun.bench.tune.replay import PLAIN, Choice
 from forerun.costs.rounds import RoundCosts, Seconds
-from forerun.tuning.replay import PLAIN, Choice, Outcome, ReplayPolicy, View
 
 
 def chosen(candidate: str, num_tokens: int, count: int) -> list[Choice]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
+from benchmarks.rivals.engine_policies import EnginePolicy, cost_aware
+from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
+from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
+from forerun.bench.tune.prediction import costs_of
+from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.replay import plain_seconds
 from forerun.costs.rounds import RoundCosts
 from forerun.policies import make_policy
-from forerun.tuning.engine_policies import EnginePolicy, cost_aware
-from forerun.tuning.hindsight import Hindsight
-from forerun.tuning.prediction import common_scale, costs_of
-from forerun.tuning.records import Output, Records
-from forerun.tuning.replay import Fixed, ReplayPolicy, replay
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 NO_DRAFTER, ALL = "no drafter", "all drafters"
@@ -75,6 +77,16 @@ class Workload:
         lengths = {name: tuple(range(1, longest[name] + 1)) for name in costs}
         texts = [{name: text[name] for name in costs} for text in self.texts]
         return sum(replay([t], costs, Hindsight(t, costs, lengths)).seconds for t in texts)
+
+
+def common_scale(
+    costs: Mapping[str, RoundCosts], texts: Sequence[Mapping[str, Output]]
+) -> dict[str, RoundCosts]:
+    """Costs of several candidates as of one machine at one time: plain decoding of the texts takes the
+    same in all."""
+    plain = {name: sum(plain_seconds([text], one) for text in texts) for name, one in costs.items()}
+    usual = statistics.median(plain.values())
+    return {name: one.scaled(usual / plain[name]) for name, one in costs.items()}
 
 
 def rivals(workload: Workload, candidate: str) -> list[ReplayPolicy]:

@@ -9,14 +9,15 @@ import pytest
 
 from benchmarks.rivals.__main__ import main, over_drafters
 from benchmarks.rivals.budgets import FULL_ROUNDS, AdaptiveVerification, Algorithm1
+from benchmarks.rivals.engine_policies import EnginePolicy
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, seconds_of
+from benchmarks.rivals.replay import Offer, Outcome, View, replay
+from forerun.bench.tune.records import Records, Round, Timing
+from forerun.bench.tune.replay import Choice
 from forerun.costs.rounds import Seconds
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength
-from forerun.tuning.engine_policies import EnginePolicy
-from forerun.tuning.records import Records, Round, Timing
-from forerun.tuning.replay import Choice, Offer, Outcome, View, replay
 from tests.helpers.recorded import costs, output, recorded
 
 COSTS = {"cheap": costs(draft=0.02), "good": costs(draft=0.2)}

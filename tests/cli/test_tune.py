@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forerun.tuning.records import Records
-from forerun.tuning.workbench import Workbench
+from forerun.bench.tune.records import Records
+from forerun.bench.tune.workbench import Workbench
 from tests.cli.conftest import CONTEXT
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from forerun.bench.tune.records import Output
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
-from forerun.tuning.records import Output
 
 
 def output(

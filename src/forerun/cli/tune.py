@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.bench.tune.request import TuneSettings
 from forerun.cli.asked import open_checkpoint
 from forerun.cli.bars import bars
 from forerun.cli.config import config_option
@@ -26,15 +27,14 @@ from forerun.cli.results import give
 from forerun.cli.target_file import check_writable, write_file
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
-from forerun.tuning.request import TuneSettings
 
 if TYPE_CHECKING:
+    from forerun.bench.tune.prediction import Prediction
+    from forerun.bench.tune.records import Records
+    from forerun.bench.tune.run import Tuning
     from forerun.measure.questions import Question
     from forerun.models import Checkpoint
     from forerun.report.result import Result
-    from forerun.tuning.prediction import Prediction
-    from forerun.tuning.records import Records
-    from forerun.tuning.tune import Tuning
 
 _PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 _SECTION = "Tuning (lists: 1,4,16)"
@@ -74,10 +74,10 @@ def _run(
     values: dict[str, Any], settings: TuneSettings, checkpoint: Checkpoint
 ) -> tuple[Records, Tuning]:
     from forerun.bench.prompts import Preparation
+    from forerun.bench.tune.records import Records
+    from forerun.bench.tune.run import default_candidates, tune, variants
+    from forerun.bench.tune.workbench import Candidate, Workbench
     from forerun.cli.machine import hardware, versions
-    from forerun.tuning.records import Records
-    from forerun.tuning.tune import default_candidates, tune, variants
-    from forerun.tuning.workbench import Candidate, Workbench
 
     sample = _sample(values["prompts"], settings.num_prompts)
     placement = {name: values[name] for name in (*_PLACEMENT, "max_context")}
@@ -137,7 +137,7 @@ def _device(values: dict[str, Any], checkpoint: Checkpoint) -> Any:
 
 
 def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning) -> None:
-    from forerun.tuning.words import as_toml, config_values, verdict
+    from forerun.bench.tune.words import as_toml, config_values, verdict
 
     if values["output"] is not None:
         size = settings.batch_sizes[0]
@@ -146,9 +146,9 @@ def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning
 
 
 def _result(settings: TuneSettings, tuning: Tuning, records: Records) -> Result:
+    from forerun.bench.tune.words import config_values, contexts_in_words, verdict
     from forerun.report.result import Result
     from forerun.report.table import long_table
-    from forerun.tuning.words import config_values, contexts_in_words, verdict
 
     sizes, made_with, model = settings.batch_sizes, records.made_with, _model(records.made_with)
     said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), _advice(sizes, tuning, records)
@@ -190,7 +190,7 @@ def _model(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _advice(sizes: Sequence[int], tuning: Tuning, records: Records) -> list[str]:
     """Why the best setting of each batch size gains or loses."""
-    from forerun.tuning.advice import advice_on
+    from forerun.bench.tune.advice import advice_on
 
     found = [advice_on(records, tuning.best(size)) for size in sizes]
     return [finding.text for one in found if one is not None for finding in one.findings]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
+from forerun.bench.tune.replay import PLAIN, Choice
 from forerun.contracts import CausalLM, Drafter, Policy
 from forerun.core import NO_DRAFT, Draft, Origin, Plan, Request, RoundTimes, Verdict
 from forerun.costs.rounds import RoundCosts, Seconds
@@ -14,7 +16,6 @@ from forerun.errors import UnknownNameError
 from forerun.params import SamplingParams
 from forerun.policies.calibration import TOKENS
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
-from forerun.tuning.replay import PLAIN, Choice, Outcome, ReplayPolicy, View
 
 # What stands for a rejected token, of which only the number is recorded.
 _REJECTED = 0

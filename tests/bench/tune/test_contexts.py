@@ -13,6 +13,12 @@ import pytest
 from numpy.typing import ArrayLike
 
 from forerun.bench.runs import Prompt
+from forerun.bench.tune.contexts import BreakEven, Shares, break_even, shares_of
+from forerun.bench.tune.prediction import Prediction, _predict
+from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.run import Tuning, tune
+from forerun.bench.tune.words import contexts_in_words
+from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.contracts import Drafter
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
@@ -22,12 +28,6 @@ from forerun.simulation.hardware import WindowedCosts
 from forerun.simulation.planning import break_even_context
 from forerun.theory.formulas import expected_tokens
 from forerun.theory.inputs import Floats
-from forerun.tuning.contexts import BreakEven, Shares, break_even, shares_of
-from forerun.tuning.prediction import Prediction, _predict
-from forerun.tuning.records import Output, Records
-from forerun.tuning.tune import Tuning, tune
-from forerun.tuning.words import contexts_in_words
-from forerun.tuning.workbench import Candidate, Workbench
 
 WEIGHTS, WINDOW, LONGEST = 4000.0, 300, 1 << 16
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from forerun.bench.tune.contexts import BreakEven, Shares, break_even
+from forerun.bench.tune.fit import fit_costs
+from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.replay import Replayed, plain_seconds, prompt_seconds, replay
+from forerun.bench.tune.workbench import Candidate
 from forerun.costs.rounds import RoundCosts
-from forerun.tuning.contexts import BreakEven, Shares, break_even
-from forerun.tuning.costs import fit_costs
-from forerun.tuning.records import Output, Records
-from forerun.tuning.replay import Fixed, Replayed, plain_seconds, prompt_seconds, replay
-from forerun.tuning.workbench import Candidate
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,6 @@ def costs_of(records: Records, candidate: str) -> RoundCosts:
     return fit_costs(timings, records.of(candidate))
 
 
-def common_scale(
-    costs: Mapping[str, RoundCosts], texts: Sequence[Mapping[str, Output]]
-) -> dict[str, RoundCosts]:
-    """Costs of several candidates as of one machine at one time: plain decoding of the texts takes the
-    same in all."""
-    plain = {name: sum(plain_seconds([text], one) for text in texts) for name, one in costs.items()}
-    usual = statistics.median(plain.values())
-    return {name: one.scaled(usual / plain[name]) for name, one in costs.items()}
-
-
 def predict(
     records: Records, candidates: Iterable[Candidate], batch_sizes: Sequence[int] = (1,)
 ) -> list[Prediction]:
@@ -106,7 +96,7 @@ def _predict(
     for start in range(0, len(outputs), batch_size):
         group = outputs[start : start + batch_size]
         batch = [{candidate: output} for output in group]
-        result = replay(batch, {candidate: costs}, Fixed(candidate, length))
+        result = replay(batch, costs, candidate, length)
         total += result
         seconds = plain_seconds(batch, costs)
         plain += seconds - prompt_seconds(batch, costs)

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.rivals.engine_policies import EnginePolicy, cost_aware
+from benchmarks.rivals.replay import Fixed, View, replay
+from forerun.bench.tune.records import Output
+from forerun.bench.tune.replay import Choice, Replayed, plain_seconds
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import cost_aware as cost_aware_module
 from forerun.policies.base import BasePolicy
-from forerun.tuning.engine_policies import EnginePolicy, cost_aware
-from forerun.tuning.records import Output
-from forerun.tuning.replay import Choice, Fixed, Replayed, View, plain_seconds, replay
 from tests.helpers.recorded import costs, output
 
 LENGTH = 300

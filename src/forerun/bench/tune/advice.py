@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forerun.bench.tune.prediction import Prediction, costs_of
+from forerun.bench.tune.records import Output, Records
 from forerun.theory.advice import Advice, advise
-from forerun.tuning.prediction import Prediction, costs_of
-from forerun.tuning.records import Output, Records
 
 # Tests of a position, below which its share says nothing.
 FEW = 5

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.bench.tune.prediction import Prediction
+from forerun.bench.tune.run import Tuning
+from forerun.bench.tune.workbench import Candidate
 from forerun.theory.advice import HARDLY
-from forerun.tuning.prediction import Prediction
-from forerun.tuning.tune import Tuning
-from forerun.tuning.workbench import Candidate
 
 SUPPOSED = (
     "Contexts are predicted from what drafts read of the cache, supposing that as much is accepted, and that "

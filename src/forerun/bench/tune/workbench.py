@@ -12,6 +12,9 @@ from time import perf_counter
 from typing import Any, cast
 
 from forerun.bench.runs import Prompt
+from forerun.bench.tune.contexts import Shares, shares_of
+from forerun.bench.tune.records import Confirmed, Output, Round, Timing
+from forerun.bench.tune.steering import FirstToken, Noted, SetLength, Steered
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
@@ -20,9 +23,6 @@ from forerun.engine.load import load
 from forerun.engine.parts import TimedRound
 from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
-from forerun.tuning.contexts import Shares, shares_of
-from forerun.tuning.records import Confirmed, Output, Round, Timing
-from forerun.tuning.steering import FirstToken, Noted, SetLength, Steered
 from forerun.verification import RULES, make_rule
 
 # Lengths that are timed in turns, as far as a candidate drafts; 0 is a plain round.

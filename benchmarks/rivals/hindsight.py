@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
+from benchmarks.rivals.replay import ReplayPolicy, View
+from forerun.bench.tune.replay import PLAIN, Choice, Recorded
 from forerun.costs.rounds import RoundCosts
-from forerun.tuning.replay import PLAIN, Choice, Recorded, ReplayPolicy, View
 
 
 class Hindsight(ReplayPolicy):

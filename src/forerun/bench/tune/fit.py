@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from forerun.bench.tune.records import Output, Round, Timing
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
-from forerun.tuning.records import Output, Round, Timing
 
 # Seconds that no stage takes less than: tables hold no zeros.
 _LEAST = 1e-9

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from forerun.bench.runs import Prompt
+from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.replay import replay
+from forerun.bench.tune.steering import SetLength, survival
+from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.core import Batch, Draft, Hints, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.tuning.records import Output, Records
-from forerun.tuning.replay import Fixed, replay
-from forerun.tuning.steering import SetLength, survival
-from forerun.tuning.workbench import Candidate, Workbench
 from forerun.verification import make_rule
 from forerun.verification.decision import DecisionRule
 from tests.helpers.recorded import costs, output
@@ -75,7 +75,7 @@ def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
         learns = case.name.startswith(LEARNS_FROM_REJECTED)
         for length in (LONGEST,) if whole or learns else (1, 2, 3, LONGEST):
             name = bench.candidate.name
-            replayed = replay([{name: recorded}], {name: costs()}, Fixed(name, length))
+            replayed = replay([{name: recorded}], costs(), name, length)
             assert replayed.rounds == engine_rounds(bench, prompt, params, length), length
             assert replayed.tokens == len(plain.token_ids)
 

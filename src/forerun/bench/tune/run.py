@@ -9,6 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from forerun.bench.runs import Prompt
+from forerun.bench.tune.prediction import Prediction, predict, with_confirmed
+from forerun.bench.tune.records import Records
+from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.drafters import DRAFTERS
 from forerun.engine.pairs import KNOWN_DRAFTS, default_method
 from forerun.errors import ConfigError, ForerunError
@@ -16,9 +19,6 @@ from forerun.heads import HEADS
 from forerun.models.zoo import packaged_head
 from forerun.params import SamplingParams
 from forerun.progress import report
-from forerun.tuning.prediction import Prediction, predict, with_confirmed
-from forerun.tuning.records import Records
-from forerun.tuning.workbench import Candidate, Workbench
 
 # Prompts that rounds are timed on, and how often each at most.
 TIMED_PROMPTS, MOST_TURNS = 6, 200

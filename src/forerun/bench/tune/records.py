@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from forerun.bench.tune.contexts import Shares
 from forerun.errors import ConfigError
 from forerun.measure.ledger import Format, Ledger
-from forerun.tuning.contexts import Shares
 
 
 @dataclass(frozen=True)

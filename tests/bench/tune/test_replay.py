@@ -1,0 +1,114 @@
+"""Replays of recorded outputs: what a length would have cost, and how costs are fitted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from forerun.bench.tune.advice import acceptance_by_position
+from forerun.bench.tune.fit import fit_costs
+from forerun.bench.tune.records import Round, Timing
+from forerun.bench.tune.replay import plain_seconds, replay
+from forerun.errors import ConfigError
+from tests.helpers.recorded import costs, output
+
+COSTS = costs(draft=0.2, first_draft=0.1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_all_tokens_are_emitted_once_side_by_side_too(length: int) -> None:
+    batch = [{"good": output("good", 20 + seed, seed)} for seed in range(5)]
+    result = replay(batch, COSTS, "good", length)
+    assert result.tokens == sum(20 + seed for seed in range(5))
+    assert result.seconds == pytest.approx(
+        result.prefill_seconds
+        + result.draft_seconds
+        + result.target_seconds
+        + result.verify_seconds
+        + result.host_seconds
+    )
+
+
+def test_plain_rounds_cost_what_plain_decoding_costs() -> None:
+    batch = [{"good": output("good", seed=seed)} for seed in range(3)]
+    assert replay(batch, COSTS, "good", 0).seconds == pytest.approx(plain_seconds(batch, COSTS))
+
+
+def test_a_first_draft_is_paid_once_a_request() -> None:
+    text = {"good": output("good")}
+    with_first, without = (
+        replay([text], table, "good", 3).seconds for table in (COSTS, costs(draft=0.2))
+    )
+    assert with_first - without == pytest.approx(0.1 * 3)
+
+
+def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() -> None:
+    """Rounds beside plain ones at half the speed count as what they are at the usual one."""
+    source = random.Random(0)
+    rounds, plain = [], []
+    for number in range(400):
+        slow = 2.0 if number % 50 < 10 else 1.0
+        nodes, context = source.choice([0, 1, 2, 4, 8]), 20.0 + number % 100
+        usual = 1e-3 * (3 + 1e-3 * context)
+        noise = slow * source.uniform(0.97, 1.03)
+        target = (usual + 1e-3 * 0.4 * nodes) * noise
+        draft = 1e-3 * (0.2 + 0.5 * nodes) * noise
+        first = number == 0
+        rounds.append(
+            Round(
+                1,
+                nodes,
+                nodes > 0,
+                first,
+                context,
+                (draft + 1e-4 * context if first else draft) if nodes else 0.0,
+                target,
+                1e-4 * noise,
+                5e-5 * noise,
+                usual * slow,
+            )
+        )
+        plain.append((context, usual * slow))
+    fitted = fit_costs([Timing("made", "0", 1, 100, tuple(rounds), tuple(plain), 0.2, 0.1)])
+    for nodes in (0, 2, 4, 6, 8):
+        for context in (30, 100):
+            expected = 1e-3 * (3 + 1e-3 * context + 0.4 * nodes)
+            found = fitted.verifying(nodes, 1, context).target
+            assert found == pytest.approx(expected, rel=0.03)
+    assert fitted.drafting(4, 1, 50) == pytest.approx(2.2e-3, rel=0.03)
+    assert fitted.plain.seconds(1, 1, 50) == pytest.approx(3.05e-3, rel=0.03)
+    assert fitted.prompt(100) == pytest.approx(0.2)
+    assert fitted.plain_prompt(100) == pytest.approx(0.1)
+    assert fitted.scaled(2.0).drafting(4, 1, 50) == pytest.approx(2 * fitted.drafting(4, 1, 50))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_rounds_that_are_cut_to_one_token_do_not_make_short_drafts_cheaper(cut: int) -> None:
+    """At the end of an output nothing is drafted, in no time, though it was asked for."""
+    rounds = [
+        Round(1, n, True, False, 20.0, 0.5 * n if n else 0.01, 2.0 + 0.3 * n, 0.1, 0.1, 2.0)
+        for n, times in ((0, cut), (1, 30), (2, 30), (4, 30))
+        for _ in range(times)
+    ]
+    plain = tuple((20.0 + at, 2.0) for at in range(20))
+    fitted = fit_costs([Timing("made", "0", 1, 3, tuple(rounds), plain, 0.1, 0.1)])
+    for nodes in (1, 2, 3, 4):
+        assert fitted.drafting(nodes, 1, 20) == pytest.approx(0.5 * nodes, rel=0.01)
+
+
+def test_nothing_timed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no rounds were timed"):
+        fit_costs([])
+
+
+def test_acceptance_is_that_of_tested_tokens() -> None:
+    """Six drafts of two tokens: none, one and two of them accepted, twice each; then ones of one token."""
+    made = replace(
+        output("made", 10),
+        depths=(2,) * 6 + (1,) * 4,
+        accepted=(0, 0, 1, 1, 2, 2, 1, 1, 1, 1),
+    )
+    assert acceptance_by_position([made]) == (0.8,)
+    assert acceptance_by_position([made, made]) == (0.8, 0.5)
