@@ -101,19 +101,20 @@ def _run(
     candidates = default_candidates(
         values["model"], settings.longest, settings.methods, settings.draft_model
     )
-    tuning = tune(
-        load,
-        lambda bench: (
-            Preparation(bench.engine, params, system=values["system"]).prepare(sample).prompts
-        ),
-        variants(candidates, settings.draft_dtypes, settings.trees),
-        params,
-        records,
-        batch_sizes=settings.batch_sizes,
-        confirm=settings.confirm,
-        seconds=settings.seconds,
-        must_fit=bool(settings.methods),
-    )
+    with records:
+        tuning = tune(
+            load,
+            lambda bench: (
+                Preparation(bench.engine, params, system=values["system"]).prepare(sample).prompts
+            ),
+            variants(candidates, settings.draft_dtypes, settings.trees),
+            params,
+            records,
+            batch_sizes=settings.batch_sizes,
+            confirm=settings.confirm,
+            seconds=settings.seconds,
+            must_fit=bool(settings.methods),
+        )
     return records, tuning
 
 

@@ -175,3 +175,13 @@ def test_more_accepted_than_drafted_is_no_record(tmp_path: Path) -> None:
     Records.open(path, {}).add(wrong)
     with pytest.raises(ConfigError, match="more tokens are accepted than drafted"):
         Records.read(path)
+
+
+def test_a_file_that_is_closed_can_be_gone_on_with_in_the_same_process(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    with Records.open(path, {}) as records:
+        records.add(output("made"))
+        with pytest.raises(ConfigError, match="another run is writing"):
+            Records.open(path, {})
+    with Records.open(path, {}) as again:
+        assert again.outputs == records.outputs

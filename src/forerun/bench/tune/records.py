@@ -194,6 +194,17 @@ class Records:
             records._keep(record)
         return records
 
+    def close(self) -> None:
+        """Close the file, so that another run can go on with it."""
+        if self.file is not None:
+            self.file.close()
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def add(self, *records: Record) -> None:
         """Keep records, in the file too.
 
