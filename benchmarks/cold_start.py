@@ -19,13 +19,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.cold_homes import compare_by_command, empty_home
 from benchmarks.distorted import CODE, DRAFTS, distorted
-from benchmarks.stages import STAGES, Measured, as_dict, best_length, stages
+from benchmarks.stages import STAGES, Measured, Stage, as_dict, best_length, stages
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -34,6 +35,7 @@ from forerun.engine.speculation import Speculative
 from forerun.files import write_text
 from forerun.measure.paired import WARM_UP_TOKENS, Run, alone, empty_caches
 from forerun.params import SamplingParams
+from forerun.report.markdown import heading, line
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -216,8 +218,9 @@ def table_row(row: Mapping[str, Any]) -> str:
     """A row of the table in Markdown."""
     length = row["best_length"]
     best = f"{length} tokens" if length else "plain"
-    cells = [str(row["stages"].get(name, "– | – | –")) for name in STAGES]
-    return f"| {row['way']} | {row['work']} | {best} | {' | '.join(cells)} |"
+    found: Mapping[str, Stage] = row["stages"]
+    stages = [found[name].cells if name in found else ["–"] * 3 for name in STAGES]
+    return line([row["way"], row["work"], best, *chain.from_iterable(stages)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -233,9 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     size = Size(options.prompts, options.requests, options.later, tuple(options.lengths))
-    heads = [f"{name} (range; pairs) | fixed | share" for name in STAGES]
-    print(f"| way | work | best fixed | {' | '.join(heads)} |")
-    print("| --- | --- | --- |" + " --- | ---: | ---: |" * len(STAGES))
+    heads = [head for name in STAGES for head in (f"{name} (range; pairs)", "fixed", "share")]
+    print(heading(["way", "work", "best fixed", *heads], "lll" + "lrr" * len(STAGES)))
     rows = []
     for work in works(options.models, options.max_tokens):
         for way in options.ways:

@@ -32,6 +32,8 @@ from forerun.measure.paired import Pair, run_pair, warming_up
 from forerun.measure.questions import in_turns, read_questions
 from forerun.models.once import loading_once
 from forerun.params import SamplingParams
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 # Temperature of the answers that were given before.
 BEFORE = 0.7
@@ -97,15 +99,16 @@ def table(rows: Sequence[Measured]) -> str:
         groups[row.category].append(row)
     groups["all"] = list(rows)
     groups["all that do not loop"] = [row for row in rows if not row.loops]
-    lines = ["| | without | with | with over without |", "| --- | --- | --- | --- |"]
+    lines = list[list[str]]()
     for name, group in groups.items():
         if group:
             cells = [
                 _cell([getattr(row, side) for row in group]) for side in ("without", "quoting")
             ]
             gain = median([row.quoting.speedup / row.without.speedup for row in group])
-            lines.append(f"| {name} ({len(group)}) | {' | '.join(cells)} | {gain} |")
-    return "\n".join(lines)
+            lines.append([f"{name} ({len(group)})", *cells, str(gain)])
+    header = ("", "without", "with", "with over without")
+    return as_markdown(Table.of("", header, lines, "llll"))
 
 
 def _cell(pairs: Sequence[Pair]) -> str:

@@ -41,6 +41,8 @@ from forerun.models.gguf.header import GgufHeader
 from forerun.models.once import loading_once
 from forerun.models.zoo import packaged_head, packaged_path, zoo_path
 from forerun.params import SamplingParams
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 SOURCE, HEAD = "smollm2", "eagle3"
 WORK = Path("build/deep-target")
@@ -158,15 +160,13 @@ def table(report: Report, temperature: float) -> str:
     cells = [cell for cell in report.cells if cell.temperature == temperature]
     found = {(cell.setting, cell.category): cell for cell in cells}
     categories = list(dict.fromkeys(cell.category for cell in cells))
-    lines = [
-        "| " + " | ".join([f"T = {temperature:g}", *categories, "same text"]) + " |",
-        "| --- |" + " --- |" * (len(categories) + 1),
-    ]
+    rows = list[list[str]]()
     for whole in shown([cell for cell in cells if cell.category == ALL]):
         own = [_figures(found.get((whole.setting, category))) for category in categories]
         same = "–" if whole.identical is None else f"{whole.identical[0]} of {whole.identical[1]}"
-        lines.append("| " + " | ".join([whole.setting, *own, same]) + " |")
-    return "\n".join(lines)
+        rows.append([whole.setting, *own, same])
+    header = [f"T = {temperature:g}", *categories, "same text"]
+    return as_markdown(Table.of("", header, rows, "l" * len(header)))
 
 
 def _figures(cell: Cell | None) -> str:

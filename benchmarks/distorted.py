@@ -23,6 +23,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.files import atomic_path, write_text
 from forerun.models.zoo import zoo_path
+from forerun.report.markdown import heading, line
 
 HEAD, EMBEDDING, WEIGHTS = "lm_head.weight", "model.embed_tokens.weight", "model.safetensors"
 DRAFTS = {"good": 0.0, "middling": 0.5, "useless": 0.9}
@@ -82,15 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args(arguments)
-    print("| share of noise | temperature | accepted first tokens |")
-    print("| ---: | ---: | ---: |")
+    print(heading(["share of noise", "temperature", "accepted first tokens"], ""))
     for share in options.shares:
         with TemporaryDirectory() as folder:
             draft = str(distorted(share, Path(folder)))
             config = {"model": draft, "policy": "fixed", "num_speculative_tokens": 1}
             for temperature in options.temperatures:
                 found = acceptance(load("zoo", config), temperature, options.max_tokens)
-                print(f"| {share:g} | {temperature:g} | {found:.3f} |", flush=True)
+                print(line([f"{share:g}", f"{temperature:g}", f"{found:.3f}"]), flush=True)
 
 
 if __name__ == "__main__":

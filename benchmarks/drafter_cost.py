@@ -47,6 +47,8 @@ from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.proof.prompts import held_out_prompts
 from forerun.randomness import Randomness
+from forerun.report.markdown import as_markdown
+from forerun.report.table import long_table
 from forerun.trees.growth import grow, start
 from forerun.trees.host import grow_on_host
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
@@ -306,18 +308,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print("| operation | median us | nodes |\n| --- | --- | --- |")
-    for row in result["rows"]:
-        nodes = "–" if row["nodes"] is None else f"{row['nodes']:.0f}"
-        print(f"| {row['what']} | {row['microseconds']:.1f} | {nodes} |")
+    operations: dict[str, Callable[[Any], str]] = {
+        "operation": lambda row: row["what"],
+        "median us": lambda row: f"{row['microseconds']:.1f}",
+        "nodes": lambda row: "–" if row["nodes"] is None else f"{row['nodes']:.0f}",
+    }
+    print(as_markdown(long_table("", operations, result["rows"])))
     print(f"\nthe corpus is the standard library, {result['corpus_tokens']} tokens")
     print(f"\nautomata of {options.tokens} tokens; allowed: {BYTES_PER_TOKEN} bytes per token\n")
-    print("| text | bytes a token | states a token | us a token |\n| --- | --- | --- | --- |")
-    for entry in result["memory"]:
-        print(
-            f"| {entry['text']} | {entry['bytes_per_token']:.0f} | {entry['states_per_token']:.2f} "
-            f"| {entry['microseconds']:.2f} |"
-        )
+    automata: dict[str, Callable[[Any], str]] = {
+        "text": lambda entry: entry["text"],
+        "bytes a token": lambda entry: f"{entry['bytes_per_token']:.0f}",
+        "states a token": lambda entry: f"{entry['states_per_token']:.2f}",
+        "us a token": lambda entry: f"{entry['microseconds']:.2f}",
+    }
+    print(as_markdown(long_table("", automata, result["memory"])))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from forerun.measure.paired import Comparison, compare
 from forerun.models.cpu.threads import threads_in_use
 from forerun.params import SamplingParams
 from forerun.proof.prompts import held_out_prompts
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -97,23 +99,29 @@ def measure(
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| method | T | speed-up (95 %) | without loops | tokens/s | plain | acceptance length "
-        "| accepted | draft | target | loops | identical |",
-        "| --- " * 12 + "|",
+    header = (
+        *("method", "T", "speed-up (95 %)", "without loops", "tokens/s", "plain"),
+        *("acceptance length", "accepted", "draft", "target", "loops", "identical"),
+    )
+    return as_markdown(Table.of("", header, map(_cells, rows)))
+
+
+def _cells(row: Row) -> list[str]:
+    straight = row.speedup_without_loops
+    return [
+        f"`{row.method}`",
+        f"{row.temperature:g}",
+        str(row.speedup),
+        "–" if straight is None else f"{straight:.2f}",
+        f"{row.tokens_per_second:.0f}",
+        f"{row.plain_tokens_per_second:.0f}",
+        f"{row.mean_acceptance_length or 1:.2f}",
+        f"{row.acceptance_rate or 0:.0%}",
+        f"{row.draft_share:.0%}",
+        f"{row.target_share:.0%}",
+        f"{row.share_that_loops:.0%}",
+        "–" if row.identical is None else str(row.identical),
     ]
-    for row in rows:
-        straight = row.speedup_without_loops
-        lines.append(
-            f"| `{row.method}` | {row.temperature:g} "
-            f"| {row.speedup} "
-            f"| {'–' if straight is None else f'{straight:.2f}'} "
-            f"| {row.tokens_per_second:.0f} | {row.plain_tokens_per_second:.0f} "
-            f"| {row.mean_acceptance_length or 1:.2f} | {row.acceptance_rate or 0:.0%} "
-            f"| {row.draft_share:.0%} | {row.target_share:.0%} | {row.share_that_loops:.0%} "
-            f"| {'–' if row.identical is None else row.identical} |"
-        )
-    return "\n".join(lines)
 
 
 def _median_rate(comparisons: Sequence[Comparison], side: str) -> float:

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from forerun.bench.rows import PLAIN, ROWS, Row
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 AUTO = "auto"
 
@@ -99,19 +101,20 @@ def _mean(runs: Mapping[tuple[str, ...], float], prompts: Sequence[tuple[str, ..
     return geometric_mean([runs[prompt] for prompt in prompts])
 
 
+def _row(cell: Cell) -> list[str]:
+    figures = (f"{cell.fixed:.2f}", f"{cell.auto:.2f}", f"{cell.share:.1%}")
+    settings = (f"{cell.temperature:g}", str(cell.batch), cell.best)
+    return [cell.method, cell.category, *settings, *figures]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.near_the_best", description=__doc__)
     parser.add_argument("rows", nargs="+", type=Path, help="files that forerun bench has written")
     options = parser.parse_args(arguments)
     found = found_in(row for path in options.rows for row in ROWS.read(path))
-    print("| method | category | T | batch | best fixed | its speed-up | auto | share |")
-    print("| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
     made = cells(found)
-    for cell in made:
-        print(
-            f"| {cell.method} | {cell.category} | {cell.temperature:g} | {cell.batch} | {cell.best} "
-            f"| {cell.fixed:.2f} | {cell.auto:.2f} | {cell.share:.1%} |"
-        )
+    header = ("method", "category", "T", "batch", "best fixed", "its speed-up", "auto", "share")
+    print(as_markdown(Table.of("", header, map(_row, made), "llrrl")))
     shares = [cell.share for cell in made]
     if not shares:
         parser.error("no category has two prompts that all settings have run")

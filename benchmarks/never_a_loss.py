@@ -38,6 +38,7 @@ from forerun.files import write_text
 from forerun.measure.paired import warming_up
 from forerun.measure.turns import seconds_of
 from forerun.params import SamplingParams
+from forerun.report.markdown import heading, line
 
 LONG = 3900
 """Tokens of a long prompt, where the model's context holds them."""
@@ -248,10 +249,17 @@ def table_row(row: Mapping[str, Any]) -> str:
     """A row of the table in Markdown."""
     length = row["best_length"]
     setting = f"{length} token{'s'[: length > 1]}" if length else "plain"
-    return (
-        f"| {row['model']} | {row['cell']} | {row['first']:.2f} | {row['ratio']:.3f} "
-        f"({row['least']:.2f}–{row['most']:.2f}) | {row['best_fixed']:.2f} ({setting}) "
-        f"| {row['share']:.1%} | {row['control']:.3f} | {row['decisions']} |"
+    return line(
+        [
+            row["model"],
+            row["cell"],
+            f"{row['first']:.2f}",
+            f"{row['ratio']:.3f} ({row['least']:.2f}–{row['most']:.2f})",
+            f"{row['best_fixed']:.2f} ({setting})",
+            f"{row['share']:.1%}",
+            f"{row['control']:.3f}",
+            row["decisions"],
+        ]
     )
 
 
@@ -266,8 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.passes < 1:
         parser.error("--passes must be at least 1")
     rows = []
-    print("| model | work | first | later (range) | best fixed | share | control | decided |")
-    print("| --- | --- | ---: | --- | --- | ---: | ---: | --- |")
+    header = "model,work,first,later (range),best fixed,share,control,decided"
+    print(heading(header.split(","), "llrllrrl"))
     with empty_home():
         for model in options.models:
             for row in run(model, options.batches, options.passes, options.only):

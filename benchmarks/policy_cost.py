@@ -19,6 +19,7 @@ from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 from forerun.costs.table import CostTable
 from forerun.policies.base import BasePolicy
 from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
+from forerun.report.markdown import heading, line
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
 MANY, OUTPUT = 16, 200
@@ -88,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
-    print(f"| to decide about | 1 request | {MANY} requests | each further one |")
-    print("| --- | ---: | ---: | ---: |")
+    print(heading(["to decide about", "1 request", f"{MANY} requests", "each further one"]))
     for name, made in kinds().items():
         one, many = (
             statistics.median(
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             for size in (1, MANY)
         )
-        print(f"| {name} | {one:.1f} | {many:.1f} | {(many - one) / (MANY - 1):.1f} |")
+        further = (many - one) / (MANY - 1)
+        print(line([name, *(f"{value:.1f}" for value in (one, many, further))]))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from forerun.models.cpu import CpuModel
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
 from forerun.models.zoo import ZOO_MODELS
 from forerun.proof.prompts import held_out_prompts
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 LONGEST = 1024
 # Questions of each set.
@@ -95,16 +97,23 @@ def compare(name: str, texts: Sequence[Sequence[int]], size: int) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
+    header = (
+        *("model", "precision", "weights", "bits per byte", "over fp32"),
+        *("perplexity", "same first choice"),
+    )
     lines = [
-        "| model | precision | weights | bits per byte | over fp32 | perplexity | same first choice |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {row.model} | {row.precision} | {row.megabytes:.1f} MB | {row.bits_per_byte:.4f} "
-        f"| {row.over_fp32:+.4f} | {row.perplexity:.4f} x | {row.same_choice:.2%} |"
+        [
+            row.model,
+            row.precision,
+            f"{row.megabytes:.1f} MB",
+            f"{row.bits_per_byte:.4f}",
+            f"{row.over_fp32:+.4f}",
+            f"{row.perplexity:.4f} x",
+            f"{row.same_choice:.2%}",
+        ]
         for row in rows
     ]
-    return "\n".join(lines)
+    return as_markdown(Table.of("", header, lines, "ll"))
 
 
 def held_out(name: str, count: int | None) -> tuple[list[list[int]], int]:

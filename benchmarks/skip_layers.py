@@ -37,6 +37,8 @@ from forerun.models.running import prefill
 from forerun.models.zoo import zoo_path
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 from forerun.theory.formulas import expected_tokens, speedup
 
 LONGEST = 10
@@ -216,18 +218,24 @@ def _ranges(layers: Sequence[int]) -> str:
 
 def listing(choices: Sequence[Measured]) -> str:
     """Measured choices as a Markdown table."""
+    header = (
+        *("layers", "accepted a token", "draft cost", "rest of the round"),
+        *("best length", "speed-up", "tokens/s", "identical"),
+    )
     lines = [
-        "| layers | accepted a token | draft cost | rest of the round | best length | speed-up "
-        "| tokens/s | identical |",
-        "| --- " * 8 + "|",
+        [
+            row.name,
+            f"{row.acceptance:.1%}",
+            f"{row.draft_cost:.3f}",
+            f"{row.verification_cost:.2f}",
+            str(row.length),
+            f"{row.speedup:.2f}",
+            f"{row.tokens_per_second:.0f}",
+            f"{row.identical[0]} of {row.identical[1]}",
+        ]
+        for row in choices
     ]
-    for row in choices:
-        lines.append(
-            f"| {row.name} | {row.acceptance:.1%} | {row.draft_cost:.3f} "
-            f"| {row.verification_cost:.2f} | {row.length} | {row.speedup:.2f} "
-            f"| {row.tokens_per_second:.0f} | {row.identical[0]} of {row.identical[1]} |"
-        )
-    return "\n".join(lines)
+    return as_markdown(Table.of("", header, lines))
 
 
 def final(bench: Bench, choices: Sequence[tuple[Choice, int]], texts: list[list[int]]) -> list[Row]:

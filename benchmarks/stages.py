@@ -38,9 +38,11 @@ class Stage:
     def share(self) -> float:
         return self.auto / max(1.0, self.fixed)
 
-    def __str__(self) -> str:
+    @property
+    def cells(self) -> list[str]:
+        """Cells of a table."""
         spread = f"{self.auto:.2f} ({self.least:.2f}–{self.most:.2f}; {self.pairs})"
-        return f"{spread} | {self.fixed:.2f} | {self.share:.1%}"
+        return [spread, f"{self.fixed:.2f}", f"{self.share:.1%}"]
 
 
 def best_length(measured: Sequence[Measured]) -> int:

@@ -32,6 +32,8 @@ from forerun.measure import intervals
 from forerun.measure.intervals import Interval
 from forerun.measure.questions import Question, read_questions
 from forerun.params import SamplingParams
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 from forerun.trees.search import TYPICAL_ACCEPTANCE, best_shape
 
 RANKS = 8
@@ -202,17 +204,22 @@ def _rules(
 
 def table(report: Report) -> str:
     """A report as Markdown."""
-    lines = [
-        f"T = {report.temperature:g}",
-        "",
-        "| tree | nodes | depth | tokens a round (95 %) | beyond the searched one | ms a round |",
-        "| --- " * 6 + "|",
+    rows = [
+        [
+            trial.name,
+            str(trial.nodes),
+            str(trial.depth),
+            str(trial.tokens),
+            "–" if trial.ahead is None else str(trial.ahead),
+            f"{trial.milliseconds:.2f}",
+        ]
+        for trial in report.trials
     ]
-    for trial in report.trials:
-        lines.append(
-            f"| {trial.name} | {trial.nodes} | {trial.depth} | {trial.tokens} "
-            f"| {'–' if trial.ahead is None else trial.ahead} | {trial.milliseconds:.2f} |"
-        )
+    header = (
+        *("tree", "nodes", "depth", "tokens a round (95 %)"),
+        *("beyond the searched one", "ms a round"),
+    )
+    lines = [f"T = {report.temperature:g}", "", as_markdown(Table.of("", header, rows))]
     if report.rules is not None:
         lines += ["", f"traversal beyond token on the same drafts: {report.rules} tokens a round"]
     by_rank = "; ".join(" ".join(f"{x:.2f}" for x in row) for row in report.acceptance[:3])

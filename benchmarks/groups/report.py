@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun.bench.peers.process import RemoteEngine
 from forerun.errors import ConfigError
+from forerun.report.markdown import heading, line
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Figure:
         sign = "≤" if self.at_most else "≥"
         goal = "–" if self.goal is None else f"{sign} {_shown(self.goal)} {self.unit}"
         verdict = {True: "yes", False: "**no**", None: "–"}[self.reached]
-        return f"| {self.what} | {_shown(self.value)} {self.unit} | {goal} | {verdict} | {self.detail} |"
+        return line([self.what, f"{_shown(self.value)} {self.unit}", goal, verdict, self.detail])
 
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ def local(name: str, maker: str, **options: Any) -> RemoteEngine:
     return RemoteEngine(name, maker=maker, paths=(str(ROOT),), **options)
 
 
-TABLE_HEAD = "| what | measured | goal | reached | |\n| --- | --- | --- | --- | --- |"
+TABLE_HEAD = heading(["what", "measured", "goal", "reached", ""], "lllll")
 
 
 @dataclass

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from benchmarks.rivals.regret import ALL, NO_DRAFTER, Workload, regrets
 from forerun.bench.tune.records import Records
+from forerun.report.markdown import as_markdown
+from forerun.report.table import Table
 
 Lost = dict[str, dict[str, float]]
 """By a drafter or a workload, and policy."""
@@ -50,9 +52,8 @@ def table(lost: Lost) -> str:
         rows.append(
             (missing, statistics.mean(known), [shown, *cells, f"{statistics.mean(known):.1%}"])
         )
-    lines = [["policy", *lost, "mean"], ["---"] * (len(lost) + 2)]
-    lines += [cells for *_, cells in sorted(rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [cells for *_, cells in sorted(rows)]
+    return as_markdown(Table.of("", ["policy", *lost, "mean"], lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.report.chart import Bar, Bars, Curves, Line, Picture, Span, Spans
 from forerun.report.html import page
-from forerun.report.markdown import document, table_lines
+from forerun.report.markdown import as_markdown, document, heading, line
 from forerun.report.result import Figure, Result, Sentence
 from forerun.report.svg import image, svg
 from forerun.report.table import Cell, Mark, Table, long_table
@@ -45,10 +45,12 @@ def test_columns_line_up_with_marks_and_without() -> None:
 
 
 def test_markdown_has_as_many_cells_in_every_line() -> None:
-    lines = table_lines(TABLE)
+    lines = as_markdown(TABLE).splitlines()
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
     assert r"a \| <b>" in lines[2]
-    assert table_lines(NAMED)[1] == "| --- | ---: |"
+    assert as_markdown(NAMED).splitlines()[1] == "| --- | ---: |"
+    rows = map(line, NAMED.texts)
+    assert as_markdown(NAMED) == "\n".join([heading(NAMED.header, NAMED.align), *rows])
 
 
 def test_a_document_and_a_page_hold_all_that_a_result_says() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from forerun.report.result import Result, as_sentence
 from forerun.report.table import Table
@@ -13,10 +13,23 @@ def document(result: Result) -> str:
     return "\n\n".join(_blocks(result)) + "\n"
 
 
-def table_lines(table: Table) -> list[str]:
-    """Lines of the table alone: header, rule and rows."""
-    rule = ("---" if side == "l" else "---:" for side in table.aligned)
-    return [_line(table.header), _line(rule), *map(_line, table.texts)]
+def as_markdown(table: Table) -> str:
+    """Header, rule and rows of a table."""
+    return "\n".join([heading(table.header, table.align), *map(line, table.texts)])
+
+
+def heading(header: Sequence[str], align: str = "l") -> str:
+    """Header and rule of a table whose rows come later; `align` is as in `Table`."""
+    rule = ("---" if side == "l" else "---:" for side in align.ljust(len(header), "r"))
+    return f"{line(header)}\n{line(rule)}"
+
+
+def line(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    # A line break would end the row, and a backslash before a bar would free it.
+    lines = (" ".join(cell.split()) for cell in cells)
+    escaped = (text.replace("\\", "\\\\").replace("|", "\\|") for text in lines)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _blocks(result: Result) -> Iterator[str]:
@@ -28,7 +41,7 @@ def _blocks(result: Result) -> Iterator[str]:
     for table in result.tables:
         if table.title:
             yield f"## {table.title}"
-        yield "\n".join(table_lines(table))
+        yield as_markdown(table)
         yield from table.notes
     said = [*(as_sentence(ending).text for ending in result.endings), *result.notes]
     said += [f"{name}: {text}" for name, text in result.described.items()]
@@ -37,10 +50,3 @@ def _blocks(result: Result) -> Iterator[str]:
         yield "\n".join(f"- {text}" for text in said)
     if result.command:
         yield f"`{result.command}`"
-
-
-def _line(texts: Iterable[str]) -> str:
-    # A line break would end the row, and a backslash before a bar would free it.
-    lines = (" ".join(text.split()) for text in texts)
-    cells = (line.replace("\\", "\\\\").replace("|", "\\|") for line in lines)
-    return f"| {' | '.join(cells)} |"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forerun.report.markdown import table_lines
+from forerun.report.markdown import as_markdown
 from forerun.report.table import Table
 
 PICTURE = "curve.svg"
@@ -162,7 +162,7 @@ def _proofs(proofs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return table_lines(Table.of("", header, rows))
+    return as_markdown(Table.of("", header, rows)).splitlines()
 
 
 def _equality(run: Mapping[str, Any]) -> str:
