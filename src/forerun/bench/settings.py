@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath
@@ -57,7 +58,7 @@ class Setting:
         config = self.config
         method = f"{self.method} {self.model}" if self.model else self.method
         length = config.num_speculative_tokens
-        parts = [method if length is None else f"{method}, {_tokens(length)}"]
+        parts = [method if length is None else f"{method}, {tokens_text(length)}"]
         if self.tree != CHAIN:
             parts.append(f"tree {self.tree}")
         if config.policy != FIXED:
@@ -67,7 +68,8 @@ class Setting:
 
 def method_of(name: str) -> str:
     """The method, and its model where one was named, in the name of a setting."""
-    return name.partition(", ")[0]
+    # A comma between parentheses belongs to the method's own options.
+    return re.split(r", (?![^(]*\))", name, maxsplit=1)[0]
 
 
 @dataclass(frozen=True)
@@ -241,5 +243,6 @@ def _check_names(axes: Axes) -> None:
         )
 
 
-def _tokens(count: int) -> str:
+def tokens_text(count: int) -> str:
+    """`1 token` or `6 tokens`."""
     return f"{count} token" if count == 1 else f"{count} tokens"

@@ -24,7 +24,8 @@ class Verdict:
         temperature, batch: which.
         advice: the sentence that matters.
         details: further ones.
-        use: the setting to use; None for plain decoding.
+        use: the setting to use; None for plain decoding, and where nothing is decided.
+        decided: False for too few prompts.
     """
 
     temperature: float
@@ -32,6 +33,7 @@ class Verdict:
     advice: str
     details: tuple[str, ...] = ()
     use: str | None = None
+    decided: bool = True
 
     @property
     def where(self) -> str:
@@ -92,7 +94,7 @@ def _verdict(own: _Field, temperature: float, batch: int) -> Verdict:
             f"too few prompts to tell: {named(best.setting)} was {times(best.speedup.value)} plain decoding "
             f"on {len(best.rows)}; give at least {FEW}, better twenty"
         )
-        return Verdict(temperature, batch, advice)
+        return Verdict(temperature, batch, advice, decided=False)
     winners = [cell for cell in cells if _wins(cell)]
     if not winners:
         return Verdict(temperature, batch, _plainly(best), (*_losers(own, None), *_cold(own)))

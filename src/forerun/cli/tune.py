@@ -142,7 +142,7 @@ def _write_config(values: dict[str, Any], settings: TuneSettings, tuning: Tuning
 
     if values["output"] is not None:
         size = settings.batch_sizes[0]
-        content = config_values(tuning, size, _model(values))
+        content = config_values(tuning, size, _measured_at(values))
         write_file("config", values["output"], as_toml(content, verdict(tuning, (size,))[:1]))
 
 
@@ -151,11 +151,17 @@ def _result(settings: TuneSettings, tuning: Tuning, records: Records) -> Result:
     from forerun.report.result import Result
     from forerun.report.table import long_table
 
-    sizes, made_with, model = settings.batch_sizes, records.made_with, _model(records.made_with)
+    sizes, made_with, model = (
+        settings.batch_sizes,
+        records.made_with,
+        _measured_at(records.made_with),
+    )
     said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), _advice(sizes, tuning, records)
     tables = []
     for size in sizes:
-        rows = [asdict(one) | {"one": one} for one in tuning.predictions if one.batch_size == size]
+        rows = [
+            one.as_dict() | {"one": one} for one in tuning.predictions if one.batch_size == size
+        ]
         title = (
             f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
         )
@@ -175,15 +181,16 @@ def _result(settings: TuneSettings, tuning: Tuning, records: Records) -> Result:
         "contexts": said[1],
         "advice": said[2],
         "config": {str(size): config_values(tuning, size, model) for size in sizes},
-        "rows": [{**asdict(one), "error": one.error} for one in tuning.predictions],
+        "rows": [one.as_dict() for one in tuning.predictions],
         "refused": tuning.refused,
     }
     return Result(content=content, tables=tables, endings=[line for part in said for line in part])
 
 
-def _model(values: Mapping[str, Any]) -> dict[str, str]:
-    """The options that say what the model is, by the names of their flags."""
+def _measured_at(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of model and sampler that were measured with, by the names of their flags."""
     parts = {name: values[name] for name in ("dtype", "kv_dtype") if values[name] != "auto"}
+    parts |= {name: values[name] for name in ("temperature", "seed") if values[name] is not None}
     return {"model": values["model"]} | {
         name.replace("_", "-"): value for name, value in parts.items()
     }

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from forerun.bench.rows import Key, Row, Side
+from forerun.bench.settings import tokens_text
 from forerun.bench.tune.contexts import BreakEven, Shares, break_even
 from forerun.bench.tune.fit import fit_costs
-from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.records import Confirmed, Output, Records
 from forerun.bench.tune.replay import Replayed, plain_seconds, prompt_seconds, replay
 from forerun.bench.tune.workbench import Candidate
 from forerun.costs.rounds import RoundCosts
+
+MIXED = "mixed"
+"""Category of prompts that run side by side and have several."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +26,15 @@ class Prediction:
 
     Args:
         candidate, num_tokens, batch_size: the setting.
-        speedup: over plain decoding, the median over prompts; prompts count.
-        by_category: the same by category.
-        tokens_per_forward: over all prompts; 1 for plain decoding.
+        speedup: predicted gain over plain decoding, the median over prompts; prompts count.
+        by_category: the gain by category.
+        tokens_per_forward: mean over all prompts; 1 for plain decoding.
         acceptance_rate: accepted over verified tokens; None where nothing was drafted.
-        draft_share: of the time of rounds.
-        break_even: from which context on it pays; None where drafts cost the same at all contexts.
-        confirmed: the speed-up when it was run, the median over prompts; None where it was not.
-        confirmed_by_category: the same by category.
+        draft_share: drafting's share of the time of rounds.
+        break_even: context from which on it pays; None where drafts cost the same at all contexts.
+        confirmed: the gain when it was run, the median over prompts; None where it was not.
+        confirmed_by_category: that gain by category.
+        pairs: both sides of each group of prompts, as run or else as predicted.
     """
 
     candidate: str
@@ -41,10 +48,16 @@ class Prediction:
     break_even: BreakEven | None = None
     confirmed: float | None = None
     confirmed_by_category: dict[str, float] | None = None
+    pairs: tuple[Row, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the setting, as `forerun bench` has it."""
+        return f"{self.candidate}, {tokens_text(self.num_tokens)}"
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, as a share of what was confirmed."""
+        """Error of the prediction, as a share of what was confirmed."""
         return None if self.confirmed is None else self.speedup / self.confirmed - 1.0
 
     @property
@@ -57,6 +70,12 @@ class Prediction:
         """The categories where plain decoding is faster."""
         known = self.confirmed_by_category or self.by_category
         return {name: value for name, value in known.items() if value < 1.0}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The prediction, ready for JSON."""
+        content = asdict(replace(self, pairs=())) | {"error": self.error}
+        del content["pairs"]
+        return content
 
 
 def costs_of(records: Records, candidate: str) -> RoundCosts:
@@ -80,7 +99,9 @@ def predict(
         for batch_size in batch_sizes:
             for length in candidate.lengths:
                 setting = candidate.name, length, batch_size
-                predictions.append(_predict(setting, outputs, costs, shares))
+                predictions.append(
+                    _predict(setting, outputs, costs, shares, temperature_of(records))
+                )
     return predictions
 
 
@@ -89,10 +110,11 @@ def _predict(
     outputs: Sequence[Output],
     costs: RoundCosts,
     shares: Shares | None,
+    temperature: float = 0.0,
 ) -> Prediction:
     candidate, length, batch_size = setting
     total, plain = Replayed(), 0.0
-    gains: list[tuple[str, float]] = []
+    pairs = []
     for start in range(0, len(outputs), batch_size):
         group = outputs[start : start + batch_size]
         batch = [{candidate: output} for output in group]
@@ -100,21 +122,54 @@ def _predict(
         total += result
         seconds = plain_seconds(batch, costs)
         plain += seconds - prompt_seconds(batch, costs)
-        categories = {output.category for output in group}
-        name = categories.pop() if len(categories) == 1 else ""
-        gains.append((name, seconds / result.seconds))
-    by_category = medians(gains)
-    return Prediction(
+        ids = tuple(output.prompt_id for output in group)
+        sides = (result.tokens, result.seconds), (result.tokens, seconds)
+        pairs.append((ids, _category(output.category for output in group), *sides))
+    gain, by_category = _gains(pairs)
+    found = Prediction(
         candidate=candidate,
         num_tokens=length,
         batch_size=batch_size,
-        speedup=statistics.median(gain for _, gain in gains),
+        speedup=gain,
         by_category=by_category,
         tokens_per_forward=total.tokens / sum(total.choices.values()),
         acceptance_rate=total.accepted / total.drafted if total.drafted else None,
         draft_share=total.draft_seconds / total.round_seconds,
         break_even=None if shares is None else _break_even(shares, total, plain, outputs),
     )
+    return replace(found, pairs=_rows(found, pairs, temperature))
+
+
+_Pair = tuple[tuple[str, ...], str, tuple[int, float], tuple[int, float]]
+"""Prompts, their category, and tokens and seconds of both sides."""
+
+
+def _gains(pairs: Sequence[_Pair]) -> tuple[float, dict[str, float]]:
+    """The median ratio of tokens per second, and that of each category."""
+    groups: dict[str, list[float]] = {}
+    for _, category, ours, plain in pairs:
+        groups.setdefault(category, []).append((ours[0] / ours[1]) / (plain[0] / plain[1]))
+    every = statistics.median(gain for group in groups.values() for gain in group)
+    groups.pop(MIXED, None)
+    return every, {name: statistics.median(group) for name, group in groups.items()}
+
+
+def _rows(setting: Prediction, pairs: Sequence[_Pair], temperature: float) -> tuple[Row, ...]:
+    """The pairs as `forerun bench` has them."""
+    return tuple(
+        Row(
+            Key(setting.name, temperature, setting.batch_size, category, ids),
+            digest="",
+            side=Side(*ours, None, (), (), {}),
+            plain=Side(*plain, None, (), (), {}),
+        )
+        for ids, category, ours, plain in pairs
+    )
+
+
+def _category(categories: Iterable[str]) -> str:
+    names = set(categories)
+    return names.pop() if len(names) == 1 else MIXED
 
 
 def _break_even(
@@ -129,27 +184,33 @@ def _break_even(
     return break_even(shares, drafting, rest, contexts)
 
 
-def medians(gains: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The median by category; those of groups with several categories are left out."""
-    groups: dict[str, list[float]] = {}
-    for name, gain in gains:
-        groups.setdefault(name, []).append(gain)
-    groups.pop("", None)
-    return {name: statistics.median(group) for name, group in groups.items()}
-
-
 def with_confirmed(prediction: Prediction, records: Records) -> Prediction:
-    """The prediction beside what was run."""
+    """The prediction beside what was run; all turns of a group of prompts count together."""
     setting = (prediction.candidate, prediction.num_tokens, prediction.batch_size)
-    turns: dict[tuple[str, str], list[float]] = {}
+    turns: dict[tuple[str, str], list[Confirmed]] = {}
     for one in records.confirmed.values():
         if (one.candidate, one.num_tokens, one.batch_size) == setting:
-            turns.setdefault((one.prompt_id, one.category), []).append(one.speedup)
+            turns.setdefault((one.prompt_id, one.category or MIXED), []).append(one)
     if not turns:
         return prediction
-    gains = [(category, statistics.median(found)) for (_, category), found in turns.items()]
+    pairs: list[_Pair] = [
+        (
+            (first,),
+            category,
+            (sum(one.tokens for one in run), sum(one.seconds for one in run)),
+            (sum(one.plain_tokens for one in run), sum(one.plain_seconds for one in run)),
+        )
+        for (first, category), run in turns.items()
+    ]
+    gain, by_category = _gains(pairs)
     return replace(
         prediction,
-        confirmed=statistics.median(gain for _, gain in gains),
-        confirmed_by_category=medians(gains),
+        confirmed=gain,
+        confirmed_by_category=by_category,
+        pairs=_rows(prediction, pairs, temperature_of(records)),
     )
+
+
+def temperature_of(records: Records) -> float:
+    """Temperature that the records were made with."""
+    return float(records.made_with.get("temperature", 0.0))

@@ -9,9 +9,11 @@ from time import perf_counter
 from typing import Any
 
 from forerun.bench.runs import Prompt
+from forerun.bench.summary import summarize
 from forerun.bench.tune.prediction import Prediction, predict, with_confirmed
 from forerun.bench.tune.records import Records
 from forerun.bench.tune.workbench import Candidate, Workbench
+from forerun.bench.verdict import Verdict, verdicts
 from forerun.drafters import DRAFTERS
 from forerun.engine.pairs import KNOWN_DRAFTS, default_method
 from forerun.errors import ConfigError, ForerunError
@@ -65,11 +67,22 @@ class Tuning:
                 chosen[key] = one
         return list(chosen.values())
 
-    def best(self, batch_size: int) -> Prediction:
-        """The best setting of a batch size: of those that were run, if any were."""
+    def verdict(self, batch_size: int) -> Verdict:
+        """The verdict of `forerun bench` on a batch size: on the settings that were run, if any were, else
+        on what is predicted of all."""
         found = [one for one in self.predictions if one.batch_size == batch_size]
         run = [one for one in found if one.confirmed is not None]
-        return max(run or found, key=lambda one: one.best_known)
+        pairs = [row for one in run or found for row in one.pairs]
+        [verdict] = verdicts(summarize(pairs))
+        return verdict
+
+    def best(self, batch_size: int) -> Prediction:
+        """The setting that the verdict names, else the best of those that were run, if any were."""
+        found = [one for one in self.predictions if one.batch_size == batch_size]
+        use = self.verdict(batch_size).use
+        run = [one for one in found if one.confirmed is not None]
+        chosen = [one for one in found if one.name == use]
+        return max(chosen or run or found, key=lambda one: one.best_known)
 
 
 def default_candidates(

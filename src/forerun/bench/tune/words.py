@@ -9,7 +9,6 @@ from typing import Any
 from forerun.bench.tune.prediction import Prediction
 from forerun.bench.tune.run import Tuning
 from forerun.bench.tune.workbench import Candidate
-from forerun.theory.advice import HARDLY
 
 SUPPOSED = (
     "Contexts are predicted from what drafts read of the cache, supposing that as much is accepted, and that "
@@ -20,10 +19,8 @@ CLOSE = 0.1
 
 
 def verdict(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
-    """Sentences for people."""
-    lines = [
-        _verdict(tuning.best(size), size if len(batch_sizes) > 1 else None) for size in batch_sizes
-    ]
+    """The verdicts, how good the predictions were, and what was not tried, as sentences."""
+    lines = [_verdict(tuning, size, len(batch_sizes) > 1) for size in batch_sizes]
     run = tuning.confirmed
     if run:
         close = sum(abs(one.error or 0.0) <= CLOSE for one in run)
@@ -34,15 +31,12 @@ def verdict(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
     return lines
 
 
-def _verdict(best: Prediction, batch_size: int | None) -> str:
-    where = "" if batch_size is None else f"Batch {batch_size}: "
-    known = "confirmed" if best.confirmed is not None else "predicted"
-    name, gain = _named(best), f"{best.best_known:.2f} x plain decoding ({known})"
-    if best.best_known < 1.0 + HARDLY:
-        return f"{where}Decode plainly: the best setting, {name}, reaches {gain}."
-    text = f"{where}Use {name}: expect {gain}, {best.tokens_per_forward:.2f} tokens a forward."
-    losing = ", ".join(f"{name} ({value:.2f} x)" for name, value in best.loses_on.items())
-    return f"{text} It loses on {losing}." if losing else text
+def _verdict(tuning: Tuning, batch_size: int, several: bool) -> str:
+    found = tuning.verdict(batch_size)
+    said = "; ".join([found.advice, *found.details])
+    run = any(one.batch_size == batch_size for one in tuning.confirmed)
+    predicted = "" if run else "predicted, not run: "
+    return f"{predicted}{found.where}: {said}." if several else f"{predicted}{said}."
 
 
 def _named(one: Prediction) -> str:
@@ -84,16 +78,20 @@ def _list(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def config_values(tuning: Tuning, batch_size: int, model: Mapping[str, str]) -> dict[str, Any]:
-    """The best setting of a batch size as options of the command line, by the names of their flags.
+def config_values(
+    tuning: Tuning, batch_size: int, measured_at: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the verdict on a batch size says, as options of the command line, by the names of their flags.
 
     Args:
-        model: the options that say what the model is.
+        measured_at: the options that it holds for: those that say what the model is, and the sampler.
     """
-    best = tuning.best(batch_size)
-    values: dict[str, Any] = dict(model)
-    if best.best_known < 1.0 + HARDLY:
+    values, found = dict(measured_at), tuning.verdict(batch_size)
+    if not found.decided:
+        return values
+    if found.use is None:
         return {**values, "speculative": False}
+    best = tuning.best(batch_size)
     candidate: Candidate = tuning.candidates[best.candidate]
     values["method"] = candidate.method
     if candidate.model is not None:

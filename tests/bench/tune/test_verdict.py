@@ -1,0 +1,81 @@
+"""The verdict of tune is that of bench on the same figures, and its config says what the verdict does."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.bench.summary import summarize
+from forerun.bench.tune.prediction import Prediction, with_confirmed
+from forerun.bench.tune.records import Confirmed, Records
+from forerun.bench.tune.run import Tuning
+from forerun.bench.tune.words import config_values, verdict
+from forerun.bench.tune.workbench import Candidate
+from forerun.bench.verdict import verdicts
+from tests.helpers.bench_rows import made_row
+
+MEASURED_AT = {"model": "m", "temperature": 0.5}
+
+
+def tuned(speedups: dict[tuple[str, int], float], prompts: int = 12) -> Tuning:
+    """Settings that were run at these speed-ups, which differ by a few per cent between prompts."""
+    records = Records({"temperature": 0.5})
+    predictions = []
+    for (candidate, num_tokens), gain in speedups.items():
+        for number in range(prompts):
+            seconds = 100 / gain * (0.97 + 0.06 * number / prompts)
+            setting = (candidate, num_tokens, 1, str(number), "code", 0)
+            records.add(Confirmed(*setting, seconds, 100, 100.0, 100))
+        one = Prediction(candidate, num_tokens, 1, gain, {}, 1.0, 0.5, 0.1)
+        predictions.append(with_confirmed(one, records))
+    names = {name for name, _ in speedups}
+    return Tuning(predictions, candidates={name: Candidate(name) for name in names})
+
+
+def test_figures_that_bench_has_too_get_its_verdict() -> None:
+    made = {("suffix", 6): 1.3, ("ngram", 1): 1.1, ("token_recycling", 3): 0.7}
+    tuning = tuned(made)
+    rows = [
+        made_row(name, number, gain / (0.97 + 0.06 * number / 12), temperature=0.5)
+        for name, gain in zip(
+            ("suffix, 6 tokens", "ngram, 1 token", "token_recycling, 3 tokens"),
+            made.values(),
+            strict=True,
+        )
+        for number in range(12)
+    ]
+    [expected] = verdicts(summarize(rows))
+    found = tuning.verdict(1)
+    assert (
+        (found.use, found.where)
+        == (expected.use, expected.where)
+        == (
+            "suffix, 6 tokens",
+            "temperature 0.5",
+        )
+    )
+    assert found.advice == expected.advice
+    assert verdict(tuning, (1,))[0].startswith("use suffix, 6 tokens: 1.3")
+    assert "token_recycling loses" in verdict(tuning, (1,))[0]
+
+
+@pytest.mark.parametrize(
+    ("gain", "prompts", "expected"),
+    [
+        (1.4, 12, {"method": "suffix", "num-speculative-tokens": 6}),
+        (0.8, 12, {"speculative": False}),
+        (1.0, 12, {"speculative": False}),
+        # Too few prompts to tell: what forerun does by itself.
+        (1.4, 4, {}),
+    ],
+)
+def test_the_config_says_what_the_verdict_does(
+    gain: float, prompts: int, expected: dict[str, object]
+) -> None:
+    tuning = tuned({("suffix", 6): gain}, prompts)
+    assert config_values(tuning, 1, MEASURED_AT) == MEASURED_AT | expected
+
+
+def test_a_setting_with_options_of_its_own_is_one_method() -> None:
+    candidate = "draft_model (small, draft_dtype=int8)"
+    tuning = tuned({(candidate, 4): 0.7, ("ngram", 2): 1.5})
+    assert f"{candidate} loses, 0.7" in verdict(tuning, (1,))[0]
