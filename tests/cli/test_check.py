@@ -131,7 +131,7 @@ def test_an_export_that_would_draft_otherwise(cli: Cli, target: str, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_key_value_heads": 3}, "the config implies"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
         ({"rope_parameters": ["linear"]}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 50.0}}, "rope"),
         ({"num_hidden_layers": 10**30}, "num_hidden_layers"),

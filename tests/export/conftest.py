@@ -9,8 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun.contracts import CausalLM
-from forerun.export.forwards import Text
-from forerun.export.replay import go_on, observe
+from forerun.export.replay import ObservedText, go_on, observe
 from forerun.models import load_model
 from tests.helpers.published_heads import HIDDEN, INNER, LAYERS, THETA, VOCAB
 
@@ -44,5 +43,5 @@ def model(tiny: Path) -> CausalLM:
 
 
 @pytest.fixture(scope="session")
-def text(model: CausalLM) -> Text:
+def text(model: CausalLM) -> ObservedText:
     return observe(model, go_on(model, [5, 9, 31, 7], 32), range(LAYERS + 1))

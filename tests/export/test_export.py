@@ -20,15 +20,13 @@ from forerun.export.export import (
     bytes_by_engine,
     describe,
     export_head,
-    without_copies,
     write_export,
 )
 from forerun.export.findings import LLAMA_CPP, SGLANG, VLLM
-from forerun.export.forwards import Text
-from forerun.export.head import PublishedHead, read_head
-from forerun.export.profiles import Verifier
+from forerun.export.head import PublishedHead
+from forerun.export.layouts import VerifierModel
 from forerun.export.readings import reading_of
-from forerun.export.replay import draft
+from forerun.export.replay import ObservedText, draft
 from tests.helpers import published_heads as published
 from tests.helpers.published_heads import (
     AUX,
@@ -49,11 +47,11 @@ Make = Callable[[], PublishedHead]
 
 
 @pytest.fixture
-def verifier(model: CausalLM) -> Verifier:
-    return Verifier("owner/tiny", ("LlamaForCausalLM",), model)
+def verifier(model: CausalLM) -> VerifierModel:
+    return VerifierModel("owner/tiny", ("LlamaForCausalLM",), model)
 
 
-def drafts(head: PublishedHead, text: Text) -> Any:
+def drafts(head: PublishedHead, text: ObservedText) -> Any:
     return draft(head, TARGET, reading_of(head, TARGET), text)
 
 
@@ -94,12 +92,12 @@ FAITHFUL: dict[str, tuple[Make, str]] = {
 
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_an_exported_head_drafts_as_before(
-    name: str, verifier: Verifier, text: Text, tmp_path: Path
+    name: str, verifier: VerifierModel, text: ObservedText, tmp_path: Path
 ) -> None:
     make, layout = FAITHFUL[name]
     head = make()
     write_export(export_head(head, TARGET, layout, verifier), tmp_path / "out", layout, "# Card")
-    loaded = read_head(tmp_path / "out")
+    loaded = PublishedHead.open(tmp_path / "out")
     before, after = drafts(head, text), drafts(loaded, text)
     assert torch.equal(before.tokens, after.tokens)
     assert torch.allclose(before.logits, after.logits, atol=1e-4)
@@ -107,7 +105,7 @@ def test_an_exported_head_drafts_as_before(
     assert (tmp_path / "out" / "README.md").read_text("utf-8").startswith("# Card\n\n## Exported")
 
 
-def test_the_portable_eagle3_profile(verifier: Verifier) -> None:
+def test_the_portable_eagle3_profile(verifier: VerifierModel) -> None:
     result = export_head(eagle3_head(), TARGET, "eagle3", verifier)
     config = {
         key: value for key, value in result.config.items() if key not in ("torch_dtype", "mlp_bias")
@@ -118,7 +116,7 @@ def test_the_portable_eagle3_profile(verifier: Verifier) -> None:
     assert (result.tensors["d2t"].dtype, result.tensors["t2d"].dtype) == (torch.int64, torch.bool)
 
 
-def test_the_portable_dspark_profile(verifier: Verifier) -> None:
+def test_the_portable_dspark_profile(verifier: VerifierModel) -> None:
     result = export_head(dspark_head(), TARGET, "dspark", verifier)
     dropped = ("torch_dtype", "mlp_bias", "num_anchors")
     config = {key: value for key, value in result.config.items() if key not in dropped}
@@ -126,13 +124,15 @@ def test_the_portable_dspark_profile(verifier: Verifier) -> None:
     assert result.tensors.keys() == published.DSPARK_SHAPES.keys()
 
 
-def test_layer_ids_stand_where_each_engine_reads_them(verifier: Verifier) -> None:
+def test_layer_ids_stand_where_each_engine_reads_them(verifier: VerifierModel) -> None:
     config = export_head(other_layers(), TARGET, "eagle3", verifier).config
     assert config[AUX] == [1, 4, 6]
     assert config["eagle_config"][AUX] == [0, 3, 5]
 
 
-def test_a_reduced_dspark_head_covers_the_whole_vocabulary(verifier: Verifier, text: Text) -> None:
+def test_a_reduced_dspark_head_covers_the_whole_vocabulary(
+    verifier: VerifierModel, text: ObservedText
+) -> None:
     head = reduced_dspark_head()
     result = export_head(head, TARGET, "dspark", verifier)
     rows, chosen = result.tensors["markov_head.markov_w2.weight"], head.tensors["t2d"]
@@ -145,13 +145,15 @@ def test_a_reduced_dspark_head_covers_the_whole_vocabulary(verifier: Verifier, t
 
 def test_speculators_need_a_name_for_the_target(model: CausalLM) -> None:
     with pytest.raises(ConfigError, match="--verifier"):
-        export_head(eagle3_head(), TARGET, "speculators", Verifier(None, (), model))
+        export_head(eagle3_head(), TARGET, "speculators", VerifierModel(None, (), model))
 
 
-def test_the_format_of_speculators_holds_the_embedding(verifier: Verifier, text: Text) -> None:
+def test_the_format_of_speculators_holds_the_embedding(
+    verifier: VerifierModel, text: ObservedText
+) -> None:
     result = export_head(eagle3_head(), TARGET, "speculators", verifier)
     embedding = result.tensors["embed_tokens.weight"]
-    assert torch.equal(embedding[text.token_ids], text.embed(text.token_ids))
+    assert torch.equal(embedding, text.model.embed(torch.arange(VOCAB)[None])[0])
     assert result.config["speculators_config"]["verifier"]["name_or_path"] == "owner/tiny"
 
 
@@ -182,14 +184,14 @@ UNFAITHFUL: dict[str, tuple[Make, str, str]] = {
 
 
 @pytest.mark.parametrize("name", UNFAITHFUL)
-def test_what_cannot_be_exported_faithfully_is_refused(name: str, verifier: Verifier) -> None:
+def test_what_cannot_be_exported_faithfully_is_refused(name: str, verifier: VerifierModel) -> None:
     make, layout, words = UNFAITHFUL[name]
     target = replace(TARGET, vocab_size=VOCAB + 1) if name == "another-target" else TARGET
     with pytest.raises(UnsupportedModelError, match=words):
         export_head(make(), target, layout, verifier)
 
 
-def test_the_engines_that_need_not_load_it_do_not_count(verifier: Verifier) -> None:
+def test_the_engines_that_need_not_load_it_do_not_count(verifier: VerifierModel) -> None:
     head = eagle3_head(norm_output=True)
     result = export_head(head, TARGET, "eagle3", verifier, (VLLM, SGLANG))
     assert result.config["norm_output"] is True
@@ -199,20 +201,22 @@ def test_the_engines_that_need_not_load_it_do_not_count(verifier: Verifier) -> N
         export_head(head, TARGET, "eagle", verifier)
 
 
-def test_copies_of_the_targets_matrices_are_left_out(model: CausalLM, verifier: Verifier) -> None:
+def test_copies_of_the_targets_matrices_are_left_out(
+    model: CausalLM, verifier: VerifierModel
+) -> None:
     ids = torch.arange(VOCAB)
     copies = {
         "embed_tokens__weight": model.embed(ids[None])[0],
         "lm_head__weight": verifier.lm_head(ids),
     }
-    head, names = without_copies(with_tensors(dspark_head(), **copies), model)
+    head, names = with_tensors(dspark_head(), **copies).without_copies(model)
     assert names == ["embed_tokens.weight", "lm_head.weight"]
     assert head.tensors.keys() == dspark_head().tensors.keys()
     other = with_tensors(dspark_head(), lm_head__weight=copies["lm_head__weight"] * 1.1)
-    assert without_copies(other, model) == (other, [])
+    assert other.without_copies(model) == (other, [])
 
 
-def test_nothing_is_written_over(verifier: Verifier, tmp_path: Path) -> None:
+def test_nothing_is_written_over(verifier: VerifierModel, tmp_path: Path) -> None:
     result = export_head(eagle3_head(), TARGET, "eagle3", verifier)
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="exists already"):
@@ -220,7 +224,7 @@ def test_nothing_is_written_over(verifier: Verifier, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_bytes_beside_what_each_engine_reads(verifier: Verifier) -> None:
+def test_bytes_beside_what_each_engine_reads(verifier: VerifierModel) -> None:
     result = export_head(eagle3_head(), TARGET, "eagle3", verifier)
     total = describe(result, "eagle3")["weight_bytes"]
     assert total == sum(tensor.nbytes for tensor in result.tensors.values())
@@ -234,7 +238,7 @@ def test_a_head_is_read_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(head.config), encoding="utf-8")
     (tmp_path / "forerun.json").write_text('{"target": {"name": "tiny"}}', encoding="utf-8")
     save_file(dict(head.tensors), tmp_path / "model.safetensors")
-    read = read_head(tmp_path)
+    read = PublishedHead.open(tmp_path)
     assert (read.config, read.record) == (head.config, {"target": {"name": "tiny"}})
     assert read.weight_files == ("model.safetensors",)
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in head.tensors.items())

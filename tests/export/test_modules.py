@@ -1,4 +1,4 @@
-"""The replay of the trained reading is what forerun's own modules compute; so is that of an export."""
+"""Replays compute what the layouts say, by a second opinion that knows no module; exports draft alike."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.export.export import export_head, write_export
-from forerun.export.forwards import Text
-from forerun.export.head import PublishedHead, read_head
-from forerun.export.profiles import Verifier
+from forerun.export.findings import VERSIONS
+from forerun.export.head import PublishedHead
+from forerun.export.layouts import VerifierModel
 from forerun.export.readings import reading_of
-from forerun.export.replay import draft
-from forerun.heads.dspark import DSparkHead
+from forerun.export.replay import ObservedText, draft
 from forerun.heads.eagle3 import Eagle3Head
 from forerun.heads.files import HeadFiles
 from tests.helpers.published_heads import (
@@ -28,11 +27,14 @@ from tests.helpers.published_heads import (
     VOCAB,
     dspark_head,
     eagle3_head,
+    layer_shapes,
+    random_tensors,
     reduced_dspark_head,
     with_tensors,
     wrapped_dspark_head,
     wrapped_eagle3_head,
 )
+from tests.helpers.second_opinion import second_opinion
 
 Make = Callable[[], PublishedHead]
 
@@ -70,13 +72,70 @@ EAGLE3: dict[str, Make] = {
         eagle3_head(), embed_tokens__weight=torch.randn(VOCAB, HIDDEN)
     ),
     "fc-bias": lambda: with_tensors(eagle3_head(), fc__bias=torch.randn(HIDDEN)),
+    "qkv-bias": lambda: with_tensors(
+        eagle3_head(attention_bias=True),
+        **{
+            f"layers__0__self_attn__{name}_proj__bias": torch.randn(size)
+            for name, size in (("q", 24), ("k", 12), ("v", 12))
+        },
+    ),
+    "layers": lambda: with_tensors(
+        eagle3_head(num_hidden_layers=2),
+        **{
+            name.replace(".", "__"): tensor
+            for name, tensor in random_tensors(layer_shapes(1, HIDDEN)).items()
+        },
+    ),
+    "sliding": lambda: eagle3_head(layer_types=["sliding_attention"], sliding_window=5),
+    "gelu": lambda: eagle3_head(hidden_act="gelu"),
+    "absolute-ids": lambda: with_tensors(
+        eagle3_head(), d2t=eagle3_head().tensors["d2t"] + torch.arange(40)
+    ),
+    "no-ids": lambda: with_tensors(eagle3_head(), d2t=None),
+    "no-theta": lambda: eagle3_head(rope_parameters=..., rope_theta=...),
+    "tied": lambda: eagle3_head(tie_word_embeddings=True),
+    "lent-rows": lambda: with_tensors(eagle3_head(), lm_head__weight=None),
 }
 
 
-def module_chain(files: HeadFiles, model: CausalLM, text: Text, length: int) -> list[Tensor]:
+DSPARK: dict[str, Make] = {
+    "portable": dspark_head,
+    "reduced": reduced_dspark_head,
+    "wrapped": lambda: wrapped_dspark_head(sample_from_anchor=True),
+    "masks-alone": lambda: wrapped_dspark_head(sample_from_anchor=False),
+    "causal": lambda: dspark_head(dflash_config={"causal": True}),
+    "sliding": lambda: dspark_head(layer_types=["sliding_attention"] * 2, sliding_window=6),
+    "own-matrices": lambda: with_tensors(
+        dspark_head(),
+        embed_tokens__weight=torch.randn(VOCAB, HIDDEN),
+        lm_head__weight=torch.randn(VOCAB, HIDDEN),
+    ),
+}
+
+
+HEADS = {f"eagle3-{name}": make for name, make in EAGLE3.items()} | {
+    f"dspark-{name}": make for name, make in DSPARK.items()
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_replay_computes_what_the_layout_says(name: str, text: ObservedText) -> None:
+    """As it was trained, and with everything that some engine reads otherwise."""
+    head = HEADS[name]()
+    readings = {reading_of(head, TARGET, engine) for engine in (None, *VERSIONS)}
+    for reading in readings:
+        ours, theirs = draft(head, TARGET, reading, text), second_opinion(head, reading, text)
+        assert torch.equal(ours.follows, theirs.follows)
+        assert torch.equal(ours.target_ids, theirs.target_ids)
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
+
+
+def module_chain(
+    files: HeadFiles, model: CausalLM, text: ObservedText, length: int
+) -> list[Tensor]:
     """Logits after the first `length` features, and two steps further down the text."""
-    head, tokens = Eagle3Head.open(model, files), text.token_ids.tolist()
-    states = torch.cat([text.hidden[layer] for layer in head.hidden_layers], -1)
+    head, tokens = Eagle3Head.open(model, files), text.token_ids
+    states = text.states(head.hidden_layers)
     cache = head.new_cache(1, 64)
     hidden, fed = head.fuse(states[None, :length])[0], tokens[1 : length + 1]
     rows = []
@@ -87,55 +146,14 @@ def module_chain(files: HeadFiles, model: CausalLM, text: Text, length: int) -> 
     return rows
 
 
-@pytest.mark.parametrize("name", EAGLE3)
-def test_eagle3_as_trained(name: str, model: CausalLM, text: Text, tmp_path: Path) -> None:
-    head = EAGLE3[name]()
-    drafted = draft(head, TARGET, reading_of(head, TARGET), text)
-    length, count = 12, len(text)
-    starts = [0, count - 1, 2 * count - 3]
-    theirs = module_chain(written(head, tmp_path), model, text, length)
-    for start, row in zip(starts, theirs, strict=True):
-        assert torch.allclose(drafted.logits[start + length - 1], row, atol=1e-4)
-
-
-def module_block(head: DSparkHead, text: Text, anchor: int) -> Tensor:
-    """Logits of the block after a token of the text, with the text's own tokens before each."""
-    states = torch.cat([text.hidden[layer] for layer in head.config.target_layers], -1)
-    cache, tokens = head.new_cache(1, 64), text.token_ids.tolist()
-    head.run_context(cache, [0], [states[:anchor]])
-    hidden = head.run_block(cache, [0], [tokens[anchor]])[0]
-    logits = head.base_logits(hidden)
-    head.add_markov(logits, tokens[anchor : anchor + len(hidden)])
-    return logits
-
-
-DSPARK: dict[str, Make] = {
-    "portable": dspark_head,
-    "reduced": reduced_dspark_head,
-    "wrapped": lambda: wrapped_dspark_head(sample_from_anchor=True),
-}
-
-
-@pytest.mark.parametrize("name", DSPARK)
-def test_dspark_as_trained(name: str, model: CausalLM, text: Text, tmp_path: Path) -> None:
-    head = DSPARK[name]()
-    drafted = draft(head, TARGET, reading_of(head, TARGET), text)
-    module = DSparkHead.open(model, written(head, tmp_path))
-    block = head.config["block_size"]
-    for number, anchor in enumerate((8, 12, 16)):
-        theirs = module_block(module, text, anchor)
-        ours = drafted.logits[number * block : (number + 1) * block]
-        assert torch.allclose(ours, theirs, atol=1e-4)
-
-
 def test_an_export_drafts_in_forerun_as_the_head_did(
-    model: CausalLM, text: Text, tmp_path: Path
+    model: CausalLM, text: ObservedText, tmp_path: Path
 ) -> None:
     head = eagle3_head(eagle_config={AUX: [1, 2, 6]})
-    verifier = Verifier("owner/tiny", (), model)
+    verifier = VerifierModel("owner/tiny", (), model)
     before = module_chain(written(head, tmp_path / "head"), model, text, 12)
     for layout in ("eagle3", "speculators"):
         write_export(export_head(head, TARGET, layout, verifier), tmp_path / layout, layout, "")
         after = module_chain(HeadFiles.open(tmp_path / layout), model, text, 12)
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        assert read_head(tmp_path / layout).record == {"layout": layout}
+        assert PublishedHead.open(tmp_path / layout).record == {"layout": layout}

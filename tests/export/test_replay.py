@@ -12,10 +12,9 @@ import torch
 from forerun.contracts import CausalLM
 from forerun.export.check import check_head
 from forerun.export.findings import LLAMA_CPP, SGLANG, VERSIONS, VLLM
-from forerun.export.forwards import Text
 from forerun.export.head import PublishedHead
 from forerun.export.readings import DSparkReading, reading_of
-from forerun.export.replay import Replay, draft, go_on, layers_read, replay
+from forerun.export.replay import ObservedText, Replay, draft, go_on, layers_read, replay
 from tests.helpers.published_heads import (
     AUX,
     HIDDEN,
@@ -30,7 +29,7 @@ from tests.helpers.published_heads import (
 )
 
 
-def run(head: PublishedHead, text: Text) -> dict[str, Replay]:
+def run(head: PublishedHead, text: ObservedText) -> dict[str, Replay]:
     results = replay(head, TARGET, text, tuple(VERSIONS), check_head(head, TARGET))
     return {result.engine: result for result in results}
 
@@ -42,7 +41,7 @@ def absolute() -> PublishedHead:
 
 @pytest.mark.parametrize("make", [eagle3_head, dspark_head], ids=["eagle3", "dspark"])
 def test_a_portable_head_drafts_everywhere_as_trained(
-    make: Callable[[], PublishedHead], text: Text
+    make: Callable[[], PublishedHead], text: ObservedText
 ) -> None:
     for result in run(make(), text).values():
         assert result.sound
@@ -96,7 +95,7 @@ PLANTED: dict[str, tuple[Callable[[], PublishedHead], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_misreading_is_measured(name: str, text: Text) -> None:
+def test_a_planted_misreading_is_measured(name: str, text: ObservedText) -> None:
     make, engine, words = PLANTED[name]
     result = run(make(), text)[engine]
     assert result.loads
@@ -107,7 +106,7 @@ def test_a_planted_misreading_is_measured(name: str, text: Text) -> None:
     assert "because" in result.verdict
 
 
-def test_the_anchor_off_by_one_is_seen(text: Text) -> None:
+def test_the_anchor_off_by_one_is_seen(text: ObservedText) -> None:
     """The draft after each token is then the one for the token after the next."""
     head = wrapped_dspark_head(sample_from_anchor=True)
     trained = reading_of(head, TARGET)
@@ -120,7 +119,7 @@ def test_the_anchor_off_by_one_is_seen(text: Text) -> None:
     assert not torch.equal(one.tokens[: block - 1], other.tokens[: block - 1])
 
 
-def test_an_engine_that_refuses_a_head_is_not_run(text: Text) -> None:
+def test_an_engine_that_refuses_a_head_is_not_run(text: ObservedText) -> None:
     results = run(wrapped_eagle3_head(), text)
     assert not results[SGLANG].loads
     assert results[SGLANG].agreement is None
@@ -129,10 +128,14 @@ def test_an_engine_that_refuses_a_head_is_not_run(text: Text) -> None:
     assert results[LLAMA_CPP].sound
 
 
-def test_a_head_that_borrows_the_targets_rows_drafts_as_one_that_brings_them(text: Text) -> None:
+def test_a_head_that_borrows_the_targets_rows_drafts_as_one_that_brings_them(
+    text: ObservedText,
+) -> None:
     """No engine draws drafts of a reduced vocabulary from the target's head: none is sound."""
     whole = eagle3_head()
-    rows = text.lm_head(torch.eye(HIDDEN)).mT[whole.tensors["t2d"].nonzero().flatten()]
+    rows = text.model.lm_head(torch.eye(HIDDEN)[None])[0].mT[
+        whole.tensors["t2d"].nonzero().flatten()
+    ]
     borrowing = head_of(
         dict(whole.config), {k: v for k, v in whole.tensors.items() if k != "lm_head.weight"}
     )
@@ -148,7 +151,7 @@ def test_a_head_that_borrows_the_targets_rows_drafts_as_one_that_brings_them(tex
 
 @pytest.mark.parametrize("make", [eagle3_head, reduced_dspark_head])
 def test_drafts_are_tokens_of_the_draft_vocabulary(
-    make: Callable[[], PublishedHead], text: Text
+    make: Callable[[], PublishedHead], text: ObservedText
 ) -> None:
     head = make()
     drafted = draft(head, TARGET, reading_of(head, TARGET), text)
@@ -159,7 +162,7 @@ def test_drafts_are_tokens_of_the_draft_vocabulary(
 
 @pytest.mark.parametrize("make", [eagle3_head, dspark_head])
 def test_every_field_of_a_reading_matters_to_some_head(
-    make: Callable[[], PublishedHead], text: Text
+    make: Callable[[], PublishedHead], text: ObservedText
 ) -> None:
     """A field that no forward reads would make the replay blind to it."""
     head = make()
@@ -214,7 +217,7 @@ def test_the_layers_of_all_readings_are_asked_for() -> None:
     assert layers_read(head, TARGET, (VLLM, SGLANG)) == {1, 2, 3, 4, 5, 6}
 
 
-def test_a_text_goes_on_greedily(model: CausalLM, text: Text) -> None:
-    tokens = text.token_ids.tolist()
+def test_a_text_goes_on_greedily(model: CausalLM, text: ObservedText) -> None:
+    tokens = text.token_ids
     assert tokens == go_on(model, tokens[:4], len(tokens))
     assert text.logits.argmax(-1)[3:-1].tolist() == tokens[4:]

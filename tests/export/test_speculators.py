@@ -18,11 +18,10 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.export.export import export_head, write_export
-from forerun.export.forwards import Text
 from forerun.export.head import PublishedHead
-from forerun.export.profiles import Verifier
+from forerun.export.layouts import VerifierModel
 from forerun.export.readings import reading_of
-from forerun.export.replay import draft
+from forerun.export.replay import ObservedText, draft
 from tests.helpers.published_heads import AUX, HIDDEN, TARGET, eagle3_head, with_tensors
 
 PYTHON = os.environ.get("SPECULATORS_PYTHON", "")
@@ -82,16 +81,16 @@ def in_the_library(directory: Path, hidden: Tensor, tokens: Tensor) -> dict[str,
 
 @pytest.mark.parametrize("name", HEADS)
 def test_its_forward_gives_our_logits(
-    name: str, tiny: Path, model: CausalLM, text: Text, tmp_path: Path
+    name: str, tiny: Path, model: CausalLM, text: ObservedText, tmp_path: Path
 ) -> None:
     head, directory = HEADS[name](), tmp_path / "head"
-    verifier = Verifier(str(tiny), ("LlamaForCausalLM",), model)
+    verifier = VerifierModel(str(tiny), ("LlamaForCausalLM",), model)
     exported = export_head(head, TARGET, "speculators", verifier, ("vllm",))
     write_export(exported, directory, "speculators", "")
     reading = reading_of(head, TARGET)
     ours = draft(head, TARGET, reading, text)
     hidden = torch.cat([text.hidden[layer] for layer in reading.hidden_layers], -1)
-    theirs = in_the_library(directory, hidden[:-1], text.token_ids[1:])
+    theirs = in_the_library(directory, hidden[:-1], torch.tensor(text.token_ids[1:]))
     rows = torch.cat([step[: len(text) - 1 - i] for i, step in enumerate(theirs["logits"])])
     assert torch.allclose(rows, ours.logits, atol=1e-4)
     assert torch.equal(theirs["d2t"], exported.tensors["d2t"])

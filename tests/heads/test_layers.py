@@ -30,6 +30,23 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
     assert (shape.attention_bias, shape.mlp_bias) == (theirs.attention_bias, theirs.mlp_bias)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_windows_are_those_that_the_config_names(kind: str) -> None:
+    """Of families, too, in which transformers knows none."""
+    both = {
+        "model_type": kind,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "num_key_value_heads": 2,
+    }
+    named = {**LLAMA, **both, "layer_types": ["sliding_attention", "full_attention"]}
+    assert read_layers(named, "config.json").windows == (7, None)
+    off = {"use_sliding_window": False}
+    assert read_layers({**named, **off}, "config.json").windows == (None, None)
+    with pytest.raises(CheckpointError, match="sliding_window is 0"):
+        read_layers({**named, "sliding_window": 0}, "config.json")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.export.head import PublishedHead
-from forerun.export.target import Target
+from forerun.export.head import PublishedHead, Target
 
 VOCAB, HIDDEN, LAYERS, DRAFT_VOCAB, RANK = 61, 24, 8, 40, 4
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 6, 40

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from forerun.errors import CheckpointError
-from forerun.export.common_rules import value_rules
 from forerun.export.findings import TITLES
 from forerun.export.head import PublishedHead
+from forerun.export.rules import value_rules
 from forerun.heads.few_bits import unpacked
 from forerun.heads.files import HeadFiles, write_head
 from recipes.publish import in_4_bits, publish_head

@@ -17,7 +17,7 @@ from forerun.cli.results import give
 from forerun.report.result import Result
 
 if TYPE_CHECKING:
-    from forerun.export.examine import Examination
+    from forerun.export.check import Examination
 
 DEFECT_FOUND = 1
 ENGINES = "vllm,sglang,llama.cpp"
@@ -32,15 +32,15 @@ def check(head: str, **values: Any) -> int:
     where an engine does not load it or drafts otherwise.
     """
     quiet_libraries()
-    from forerun.export.examine import Pair, examine
+    from forerun.export.check import HeadAndTarget
     from forerun.export.findings import engines_named
     from forerun.models import Placement
 
     engines = engines_named(values["for"])
-    pair = Pair.open(head, values["model"], values["revision"])
+    pair = HeadAndTarget.open(head, values["model"], values["revision"])
     placement = Placement(values["dtype"], values["device"], values["backend"])
     with waiting(f"running {pair.checkpoint.name}"):
-        found = examine(pair, engines, pair.load(placement) if values["replay"] else None)
+        found = pair.examine(engines, pair.load(placement) if values["replay"] else None)
     run = pair.checkpoint.run_config(placement)
     content = as_object(found, engines)
     skipped = content["replay_skipped"]

@@ -29,18 +29,18 @@ def export(head: str, **values: Any) -> None:
     """
     quiet_libraries()
     from forerun.errors import CheckpointError
-    from forerun.export.examine import Pair
-    from forerun.export.export import describe, export_head, without_copies, write_export
+    from forerun.export.check import HeadAndTarget
+    from forerun.export.export import describe, export_head, write_export
     from forerun.export.findings import engines_named
     from forerun.files import read_text
     from forerun.heads.files import CARD
     from forerun.models import Placement
 
     engines = engines_named(values["for"]) if values["for"] else ()
-    pair = Pair.open(head, values["model"], values["revision"])
+    pair = HeadAndTarget.open(head, values["model"], values["revision"])
     placement = Placement(values["dtype"], values["device"], values["backend"])
     model = pair.load(placement)
-    lean, _ = without_copies(pair.head, model)
+    lean, _ = pair.head.without_copies(model)
     verifier = pair.verifier(model, values["verifier"])
     result = export_head(lean, pair.target, values["to"], verifier, engines)
     card = Path(head) / CARD

@@ -78,6 +78,7 @@ class Eagle3Drafter(HeadDrafter):
         least_confidence: float = 0.0,
     ) -> None:
         self.module, self.capacity, self._least = head, capacity, least_confidence
+        self._drafts_chains = head.drafts_chains
         self.cache = head.new_cache(rows, capacity + tree_slots)
         super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
 
@@ -107,7 +108,7 @@ class Eagle3Drafter(HeadDrafter):
         randomness: Randomness,
     ) -> list[Draft]:
         """Draft chains in one call if possible, otherwise node by node."""
-        if not self.module.drafts_chains or not fits_one_call(requests, plans, randomness):
+        if not self._drafts_chains or not fits_one_call(requests, plans, randomness):
             return super().draft(requests, plans, missing, randomness)
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
         chains = [

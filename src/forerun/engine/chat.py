@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,11 @@ class ChatTemplate:
                 f"the tokenizer's chat template is {shown(source)}; it must be text."
             )
         return cls(tokenizer, source)
+
+    @property
+    def sha256(self) -> str:
+        """Hash by which files name the template that they were made with."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -1,21 +1,40 @@
-"""`forerun check`: finds everything that is wrong with a head, for forerun and for other engines."""
+"""`forerun check`: finds all that is wrong with a head, for forerun and other engines, and replays it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from forerun.contracts import CausalLM
+from forerun.engine.chat import ChatTemplate, encode_text
+from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
 from forerun.export.dspark_rules import dspark_rules
 from forerun.export.eagle3_rules import eagle3_rules
-from forerun.export.findings import VERSIONS, Finding, for_engines
-from forerun.export.head import DSPARK, EAGLE3, MEDUSA, PublishedHead
+from forerun.export.findings import (
+    EVERY,
+    VERSIONS,
+    Finding,
+    Severity,
+    defects,
+    error,
+    for_engines,
+    note,
+)
+from forerun.export.head import DSPARK, EAGLE3, MEDUSA, PublishedHead, Target
+from forerun.export.layouts import VerifierModel
 from forerun.export.medusa_rules import medusa_rules
-from forerun.export.target import Target
+from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
+from forerun.models import Checkpoint, Placement
 
 RULES: Mapping[str, Callable[[PublishedHead, Target], Iterator[Finding]]] = {
     EAGLE3: eagle3_rules,
     DSPARK: dspark_rules,
     MEDUSA: medusa_rules,
 }
+QUESTION = "Why is the sky blue, and why are sunsets red?"
 
 
 def check_head(
@@ -26,4 +45,158 @@ def check_head(
     Raises:
         UnsupportedModelError: for a head of an unknown kind.
     """
-    return for_engines(RULES[head.kind](head, target), engines)
+    return for_engines(_findings(head, target), engines)
+
+
+def _findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
+    rules = RULES[head.kind]
+    try:
+        yield from rules(head, target)
+    except CheckpointError as failure:
+        yield from error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")
+    except UnsupportedModelError as failure:
+        reason, _, remedy = str(failure).removesuffix(".").rpartition("; ")
+        yield from note(EVERY, "config", f"forerun does not run it: {reason}", remedy)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Result of examining a head.
+
+    Attributes:
+        findings: findings, the worst first.
+        replays: one replay for each engine; empty if the head was not run.
+        skipped: reason why the head was not run; empty if it was.
+    """
+
+    head: PublishedHead
+    target: Target
+    findings: Sequence[Finding]
+    replays: Sequence[Replay] = ()
+    skipped: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """True if every engine loads the head and drafts as it was trained."""
+        return not defects(self.findings) and all(result.sound for result in self.replays)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAndTarget:
+    """A head with the checkpoint of its target."""
+
+    head: PublishedHead
+    checkpoint: Checkpoint
+    target: Target
+
+    @classmethod
+    def open(cls, head: str, model: str | None, revision: str | None = None) -> HeadAndTarget:
+        """Read a head, and the config of its target.
+
+        Args:
+            head: a directory or a hub id.
+            model: the target; None for the target named in forerun.json.
+            revision: branch, tag or commit of the target on the hub.
+
+        Raises:
+            ConfigError: if neither names a target.
+            CheckpointError: for missing or broken files of the head or the target.
+        """
+        published = PublishedHead.open(head)
+        name = model or _target_named(published.record)
+        if name is None:
+            raise ConfigError(f"{head} does not say for which target it is; name it with --model.")
+        checkpoint = Checkpoint.open(name, revision)
+        return cls(published, checkpoint, Target.of(checkpoint))
+
+    def load(self, placement: Placement) -> CausalLM:
+        """Load the target."""
+        return self.checkpoint.load(self.checkpoint.run_config(placement))
+
+    def verifier(self, model: CausalLM, name: str | None) -> VerifierModel:
+        """The target in the form that exports need.
+
+        Args:
+            model: the target.
+            name: id on the hub; None for the id or directory that the target was loaded from.
+        """
+        location = self.checkpoint.location
+        if name is None and location.file is None:
+            name = location.hub_id or str(location.directory)
+        architectures = getattr(self.checkpoint.config, "architectures", None) or ()
+        return VerifierModel(name, tuple(architectures), model)
+
+    def examine(self, engines: Sequence[str], model: CausalLM | None) -> Examination:
+        """Check the head, and run it as each engine reads it.
+
+        Args:
+            engines: engines to check the head for.
+            model: the target; None to run nothing.
+
+        Raises:
+            UnsupportedModelError: for a head of an unknown kind.
+            CheckpointError: for a target that cannot be run.
+        """
+        head, target, copies = self.head, self.target, list[Finding]()
+        if model is not None and head.kind != MEDUSA and model.hidden_size == target.hidden_size:
+            head, copied = head.without_copies(model)
+            for name in copied:
+                problem = f"{name} is a copy of the target's, {self.head.bytes_of([name])} bytes"
+                remedy = "leave it out: every engine takes the target's then"
+                copies += note(EVERY, "copy", problem, remedy)
+        findings = [*check_head(head, target, engines), *copies]
+        skipped = _unrunnable(head, findings) if model is not None else "it was not asked for"
+        if model is None or skipped:
+            return Examination(head, target, findings, (), skipped)
+        try:
+            layers = layers_read(head, target, engines)
+            beyond = [layer for layer in layers if not 0 <= layer <= target.num_layers]
+            if beyond:
+                told = f"the target has no hidden layer {beyond[0]}"
+                return Examination(head, target, findings, (), told)
+            prompt = first_tokens(self.checkpoint)[-(target.max_context // 2) :]
+            length = min(len(prompt) + TOKENS, target.max_context)
+            text = observe(model, go_on(model, prompt, length), sorted(layers), len(prompt))
+            replays = replay(head, target, text, engines, findings)
+        except UnsupportedModelError as reason:
+            return Examination(head, target, findings, (), str(reason).removesuffix("."))
+        except CheckpointError as failure:
+            problem = str(failure).removesuffix(".")
+            findings = [*error(EVERY, "sizes", problem, "correct config.json"), *findings]
+            return Examination(head, target, findings, (), problem)
+        return Examination(head, target, findings, replays)
+
+
+def _target_named(record: Any) -> str | None:
+    """Name of the target in forerun.json; None if there is none."""
+    named = record.get("target")
+    if isinstance(named, dict):
+        named = named.get("name")
+    return named if isinstance(named, str) and named else None
+
+
+def first_tokens(checkpoint: Checkpoint) -> list[int]:
+    """Token ids that begin the replayed text: a question, or random tokens without a tokenizer."""
+    try:
+        tokenizer = checkpoint.tokenizer
+        template = ChatTemplate.of(tokenizer)
+    except CheckpointError:
+        source = torch.Generator().manual_seed(0)
+        ids = torch.randint(checkpoint.summary.vocab_size, (TOKENS // 2,), generator=source)
+        return [int(token) for token in ids]
+    if template is None:
+        return encode_text(tokenizer, QUESTION)
+    return template.encode([{"role": "user", "content": QUESTION}])
+
+
+def _unrunnable(head: PublishedHead, findings: Sequence[Finding]) -> str:
+    """Reason why a head cannot be run even as it was trained; empty if it can."""
+    if head.kind == MEDUSA:
+        return "no engine's forward of Medusa is kept"
+    if head.config.get("markov_head_type", "vanilla") != "vanilla":
+        return "its Markov head is not run here"
+    for finding in findings:
+        everywhere = finding.severity is Severity.ERROR and finding.engine == EVERY
+        if everywhere or finding.trap in ("config", "missing_tensor", "markov_head_type"):
+            return finding.problem
+    return ""

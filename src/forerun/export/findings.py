@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError, UnknownNameError
@@ -52,16 +52,30 @@ class Finding:
         return f"{self.problem[0].upper()}{self.problem[1:]}; {self.remedy}."
 
 
-def error(engine: str, trap: str, problem: str, remedy: str) -> Finding:
-    return Finding(Severity.ERROR, engine, trap, problem, remedy)
+Engines = str | Sequence[str]
+"""One engine, or several; `{engine}` in a problem stands for the title of each."""
 
 
-def wrong(engine: str, trap: str, problem: str, remedy: str) -> Finding:
-    return Finding(Severity.WRONG, engine, trap, problem, remedy)
+def error(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
+    """Findings of severity `ERROR`, one for each engine."""
+    return _each(Severity.ERROR, engines, trap, problem, remedy)
 
 
-def note(engine: str, trap: str, problem: str, remedy: str) -> Finding:
-    return Finding(Severity.NOTE, engine, trap, problem, remedy)
+def wrong(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
+    """Findings of severity `WRONG`, one for each engine."""
+    return _each(Severity.WRONG, engines, trap, problem, remedy)
+
+
+def note(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
+    """Findings of severity `NOTE`, one for each engine."""
+    return _each(Severity.NOTE, engines, trap, problem, remedy)
+
+
+def _each(severity: Severity, engines: Engines, *parts: str) -> Iterator[Finding]:
+    trap, problem, remedy = parts
+    for engine in (engines,) if isinstance(engines, str) else engines:
+        named = problem.replace("{engine}", TITLES.get(engine, engine))
+        yield Finding(severity, engine, trap, named, remedy)
 
 
 def engines_named(text: str) -> tuple[str, ...]:

@@ -1,20 +1,28 @@
-"""A published head: its config, its tensors, and what they say about its shape."""
+"""A published head as it is read from its files, and the facts about its target that checks need."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from forerun.errors import UnsupportedModelError, shown
+from forerun.contracts import CausalLM
+from forerun.engine.chat import ChatTemplate
+from forerun.errors import ForerunError, UnsupportedModelError, shown
 from forerun.heads import HEADS, kind_of
+from forerun.heads.dspark import DSparkConfig
+from forerun.heads.eagle3 import Eagle3Config, default_layers, tensor_name
 from forerun.heads.files import HeadFiles
+from forerun.models import Checkpoint
 
 EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
+CONFIG = "config.json"
+AUX = "eagle_aux_hidden_state_layer_ids"
 
 WEIGHTS = (
     "model.safetensors",
@@ -23,6 +31,60 @@ WEIGHTS = (
     "medusa_lm_head.pt",
 )
 """Weight files, in the order in which engines look for them."""
+
+# Keys without which the shapes of a head are the same; what they say is a matter of the rules.
+_SHAPELESS = {"hidden_act", "rope_parameters", "rope_scaling", "rope_theta"}
+# Number of rows or columns of the target's matrices that are compared with a head's, to find copies.
+_PROBES = 64
+_COPY = 1e-2
+
+
+@dataclass(frozen=True)
+class Target:
+    """Sizes and conventions of a target, read from its config and tokenizer alone.
+
+    Attributes:
+        rope: rotary embedding in transformers' format; empty for a model without one.
+        template_hash: SHA-256 of the chat template; None without one.
+        end_tokens: tokens that end a text.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    template_hash: str | None = None
+    end_tokens: frozenset[int] = frozenset()
+
+    @property
+    def default_layers(self) -> tuple[int, ...]:
+        """Hidden layers that EAGLE-3 uses if a config names none."""
+        return default_layers(self.num_layers)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Target:
+        """The facts about the target in a checkpoint."""
+        summary, rope = checkpoint.summary, getattr(checkpoint.config, "rope_parameters", None)
+        return cls(
+            name=checkpoint.name,
+            vocab_size=summary.vocab_size,
+            hidden_size=summary.hidden_size,
+            num_layers=summary.num_layers,
+            max_context=summary.max_context,
+            rope=dict(rope) if isinstance(rope, Mapping) else {},
+            template_hash=_template_hash(checkpoint),
+            end_tokens=checkpoint.eos_token_ids,
+        )
+
+
+def _template_hash(checkpoint: Checkpoint) -> str | None:
+    try:
+        template = ChatTemplate.of(checkpoint.tokenizer)
+    except ForerunError:  # A target without a tokenizer has no template either.
+        return None
+    return None if template is None else template.sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +106,18 @@ class PublishedHead:
     record: Mapping[str, Any] = field(default_factory=dict)
     weight_files: tuple[str, ...] = ()
     in_few_bits: bool = False
+
+    @classmethod
+    def open(cls, name: str | os.PathLike[str]) -> PublishedHead:
+        """Read a head from a directory or a hub id.
+
+        Raises:
+            CheckpointError: for missing or broken files, and for weights that are not numbers.
+        """
+        files = HeadFiles.open(name)
+        tensors = files.tensors
+        stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
+        return cls(files.name, files.config, tensors, files.own, stored, files.in_few_bits)
 
     @cached_property
     def kind(self) -> str:
@@ -88,30 +162,83 @@ class PublishedHead:
     @cached_property
     def weights(self) -> dict[str, Tensor]:
         """Tensors by their names in speculators: `layers.0` for `midlayer`, and no prefix `model.`."""
-        return {own_name(name): tensor for name, tensor in self.tensors.items()}
+        return {tensor_name(name): tensor for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def eagle3(self) -> Eagle3Config:
+        """Config of an EAGLE-3 head as forerun reads it, but for its rotary embedding and activation.
+
+        Raises:
+            CheckpointError: for values that no head has.
+            UnsupportedModelError: for a head that forerun does not run.
+        """
+        return Eagle3Config.read(self._shaping(), CONFIG)
+
+    @cached_property
+    def dspark(self) -> DSparkConfig:
+        """Config of a DSpark head as forerun reads it, but for its rotary embedding and activation.
+
+        The type of its Markov head is left to the rules, and its confidence head is the stored one.
+
+        Raises:
+            CheckpointError: for values that no head has.
+            UnsupportedModelError: for a head that forerun does not run.
+        """
+        rank = self.config.get("markov_rank") or 0
+        config = {**self._shaping(), "markov_rank": rank, "markov_head_type": "vanilla"}
+        return DSparkConfig.read(config, CONFIG).as_stored(self.weights, {})
+
+    def _shaping(self) -> dict[str, Any]:
+        """The config without the keys that leave all shapes as they are."""
+        kept = {key: value for key, value in self.config.items() if key not in _SHAPELESS}
+        if self.layers is not self.config:
+            inner = {key: own for key, own in self.layers.items() if key not in _SHAPELESS}
+            kept["transformer_layer_config"] = inner
+        return kept
 
     def nested(self, key: str) -> Mapping[str, Any]:
         """A nested mapping of the config; empty if it is missing."""
         part = self.config.get(key)
         return part if isinstance(part, Mapping) else {}
 
-    def bytes_of(self, names: Iterator[str] | set[str] | list[str]) -> int:
+    def bytes_of(self, names: Collection[str]) -> int:
         """Bytes of the tensors with these names, as stored."""
         return sum(self.weights[name].nbytes for name in set(names) if name in self.weights)
 
+    def without_copies(self, model: CausalLM) -> tuple[PublishedHead, list[str]]:
+        """The head without copies of the target's embedding and output head, and the names of the copies.
 
-def own_name(name: str) -> str:
-    """Name of a published tensor in the layout of speculators."""
-    return name.removeprefix("model.").replace("midlayer.", "layers.0.")
+        Other tools save such copies with the head; engines use the target's either way.
+        """
+        copied = []
+        embedding = self.weights.get("embed_tokens.weight")
+        if embedding is not None and _copies_embedding(embedding.float(), model):
+            copied.append("embed_tokens.weight")
+        rows = self.weights.get("lm_head.weight")
+        if self.kind == DSPARK and rows is not None and self._copies_lm_head(rows.float(), model):
+            copied.append("lm_head.weight")
+        kept = {name: tensor for name, tensor in self.weights.items() if name not in copied}
+        return (replace(self, tensors=kept) if copied else self), copied
+
+    def _copies_lm_head(self, stored: Tensor, model: CausalLM) -> bool:
+        columns = torch.linspace(0, model.hidden_size - 1, min(_PROBES, model.hidden_size)).long()
+        probes = torch.eye(model.hidden_size)[columns].to(model.device, model.dtype)
+        theirs = model.lm_head(probes[None])[0].float().cpu().mT
+        d2t = self.weights.get("d2t")
+        if d2t is not None:
+            ids = (d2t.long() + torch.arange(len(d2t))).clamp(0, model.vocab_size - 1)
+            theirs = theirs[ids]
+        if stored.shape != (len(theirs), model.hidden_size):
+            return False
+        return _near(stored[:, columns], theirs)
 
 
-def read_head(name: str | os.PathLike[str]) -> PublishedHead:
-    """Read a head from a directory or a hub id.
+def _copies_embedding(stored: Tensor, model: CausalLM) -> bool:
+    if tuple(stored.shape) != (model.vocab_size, model.hidden_size):
+        return False
+    ids = torch.linspace(0, model.vocab_size - 1, min(_PROBES, model.vocab_size)).long()
+    return _near(stored[ids], model.embed(ids[None].to(model.device))[0].float().cpu())
 
-    Raises:
-        CheckpointError: for missing or broken files, and for weights that are not numbers.
-    """
-    files = HeadFiles.open(name)
-    tensors = files.tensors
-    stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
-    return PublishedHead(files.name, files.config, tensors, files.own, stored, files.in_few_bits)
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= _COPY * other.norm())

@@ -7,17 +7,19 @@ replay runs them. The readings follow the engines' sources; see `findings.VERSIO
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from forerun.export.findings import LLAMA_CPP, SGLANG, VLLM
-from forerun.export.head import PublishedHead
-from forerun.export.sizes import Sizes, ids, named_layers, rope_of, sizes_of
-from forerun.export.target import Target
+from forerun.errors import CheckpointError, shown
+from forerun.export.findings import LLAMA_CPP, SGLANG, TITLES, VERSIONS, VLLM, Finding, wrong
+from forerun.export.head import AUX, CONFIG, DSPARK, PublishedHead, Target
+from forerun.heads.config import layer_ids
 
-AUX = "eagle_aux_hidden_state_layer_ids"
+DEFAULT_THETA = 10000.0
 
 
 @dataclass(frozen=True)
@@ -83,150 +85,124 @@ class DSparkReading:
 Reading = Eagle3Reading | DSparkReading
 
 
-def eagle3_reading(head: PublishedHead, target: Target, engine: str | None = None) -> Eagle3Reading:
-    """Reading of an EAGLE-3 head by an engine; None for the head as it was trained.
+def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -> Reading:
+    """Reading of an EAGLE-3 or DSpark head by an engine; None for the head as it was trained.
 
     Raises:
-        CheckpointError: for a config that states no sizes.
+        CheckpointError: for a config with missing or impossible values.
+        UnsupportedModelError: for a head that forerun does not run.
     """
-    sizes = sizes_of(head, target)
-    layers, weights = head.layers, head.weights
-    trained = engine is None
+    return (_dspark if head.kind == DSPARK else _eagle3)(head, target, engine)
+
+
+def _eagle3(head: PublishedHead, target: Target, engine: str | None) -> Eagle3Reading:
+    config, weights, trained = head.eagle3, head.weights, engine is None
+    sglang, llama_cpp = engine == SGLANG, engine == LLAMA_CPP
+
+    def on(key: str) -> bool:
+        """A flag at the top level of the config, or inside `eagle_config`."""
+        inner = None if llama_cpp else head.nested("eagle_config").get(key)
+        return bool(inner if head.config.get(key) is None else head.config[key])
+
+    residual = head.config.get("norm_before_residual")
+    if residual is None:
+        residual = engine in (VLLM, None) and head.wrapped
+    lm_head = "own" if "lm_head.weight" in weights else "target"
+    if sglang and head.config.get("draft_vocab_size") is None:
+        lm_head = "target"
+    if sglang and head.config.get("tie_word_embeddings"):
+        lm_head = "embedding"
+    named = layer_ids(head.config, AUX, CONFIG, 0)
+    if sglang:
+        named = layer_ids(head.nested("eagle_config"), AUX, CONFIG, 1)
+    if trained:
+        named = trained_layers(head) or config.hidden_layers
+    more_norms = not llama_cpp and (on("fc_norm") or (engine != VLLM and on("use_aux_norm")))
+    later = "hidden_norm" if sglang and config.layers.num_layers > 1 else "input_layernorm"
     return Eagle3Reading(
-        norm_before_residual=_norm_before_residual(head, engine),
-        norm_before_fc=_flag(head, "norm_before_fc", inner=engine != LLAMA_CPP),
-        fc_norm=engine != LLAMA_CPP
-        and (_flag(head, "fc_norm") or (engine in (SGLANG, None) and _flag(head, "use_aux_norm"))),
-        norm_output=engine != LLAMA_CPP and _flag(head, "norm_output"),
-        hidden_layers=_eagle3_layers(head, target, engine),
-        draft_ids=_draft_ids(head, sizes, trained),
-        lm_head=_eagle3_lm_head(head, engine),
-        later_norm="hidden_norm"
-        if engine == SGLANG and sizes.num_layers > 1
-        else "input_layernorm",
-        qkv_bias=engine != SGLANG and "layers.0.self_attn.q_proj.bias" in weights,
-        fc_bias="fc.bias" in weights and (engine != SGLANG or bool(head.config.get("bias"))),
+        # SGLang's residual is always the feature itself.
+        norm_before_residual=not sglang and bool(residual),
+        norm_before_fc=on("norm_before_fc"),
+        fc_norm=more_norms,
+        norm_output=not llama_cpp and on("norm_output"),
+        hidden_layers=named or target.default_layers,
+        draft_ids=_draft_ids(head, trained),
+        lm_head=lm_head,
+        later_norm=later,
+        qkv_bias=not sglang and "layers.0.self_attn.q_proj.bias" in weights,
+        fc_bias="fc.bias" in weights and (not sglang or bool(head.config.get("bias"))),
         window=window_of(head) if engine in (VLLM, None) else None,
-        activation="silu" if engine == LLAMA_CPP else str(layers.get("hidden_act", "silu")),
+        activation="silu" if llama_cpp else str(head.layers.get("hidden_act", "silu")),
         theta=_theta(head, target, trained),
     )
 
 
-def dspark_reading(head: PublishedHead, target: Target, engine: str | None = None) -> DSparkReading:
-    """Reading of a DSpark head by an engine; None for the head as it was trained.
-
-    Raises:
-        CheckpointError: for a config that states no sizes, or names no hidden layers.
-    """
-    sizes = sizes_of(head, target)
+def _dspark(head: PublishedHead, target: Target, engine: str | None) -> DSparkReading:
+    config, trained = head.dspark, engine is None
     own = set() if engine == SGLANG else set(head.weights)
+    from_anchor = head.config.get("sample_from_anchor")
+    if from_anchor is None and engine == LLAMA_CPP:
+        from_anchor = not {"transformer_layer_config", "aux_hidden_state_layer_ids"} & set(
+            head.config
+        )
+    elif from_anchor is None:
+        from_anchor = engine == SGLANG or not head.wrapped
     return DSparkReading(
-        sample_from_anchor=_sample_from_anchor(head, engine),
-        hidden_layers=trained_layers(head) or named_layers(head) or ()
-        if engine is None
-        else named_layers(head) or (),
-        draft_ids=_draft_ids(head, sizes, engine is None),
+        sample_from_anchor=bool(from_anchor),
+        hidden_layers=(trained and trained_layers(head)) or config.target_layers,
+        draft_ids=_draft_ids(head, trained),
         lm_head="own" if "lm_head.weight" in own else "target",
         embedding="own" if "embed_tokens.weight" in own else "target",
-        causal=bool(head.nested("dflash_config").get("causal", False)),
+        causal=config.causal,
         window=None if engine == LLAMA_CPP else window_of(head),
-        theta=_theta(head, target, engine is None),
+        theta=_theta(head, target, trained),
     )
-
-
-def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -> Reading:
-    """Reading of an EAGLE-3 or DSpark head by an engine; None for the head as it was trained."""
-    read = eagle3_reading if head.kind == "eagle3" else dspark_reading
-    return read(head, target, engine)
 
 
 def trained_layers(head: PublishedHead) -> tuple[int, ...] | None:
     """Hidden layers that a head was trained on, from forerun.json; None if it names none."""
-    return ids(head.record, "hidden_layers")
+    return layer_ids(head.record, "hidden_layers", "forerun.json", 0)
 
 
 def window_of(head: PublishedHead) -> int | None:
     """Sliding window of a head's layers; None if its config has none."""
-    layers = head.layers
-    kinds = layers.get("layer_types")
-    window = layers.get("sliding_window")
-    if not isinstance(window, int) or isinstance(window, bool) or not isinstance(kinds, list):
+    kinds, window = head.layers.get("layer_types"), head.layers.get("sliding_window")
+    if type(window) is not int or not isinstance(kinds, list):
         return None
     return window if "sliding_attention" in kinds else None
 
 
-def looks_absolute(head: PublishedHead, sizes: Sizes) -> bool:
+def draft_vocab_sizes(head: PublishedHead) -> tuple[int, int]:
+    """Sizes of a head's draft vocabulary and of the vocabulary of its target."""
+    config = head.dspark if head.kind == DSPARK else head.eagle3
+    return config.draft_vocab_size, config.layers.vocab_size
+
+
+def looks_absolute(head: PublishedHead) -> bool:
     """True if d2t holds target ids instead of offsets, judged by t2d or by the range of ids."""
     d2t, t2d = head.weights.get("d2t"), head.weights.get("t2d")
     if d2t is None or d2t.ndim != 1 or not len(d2t):
         return False
-    values = d2t.long()
+    values, vocab_size = d2t.long(), draft_vocab_sizes(head)[1]
     shifted = values + torch.arange(len(values))
-    if t2d is not None and t2d.shape == (sizes.vocab_size,):
+    if t2d is not None and t2d.shape == (vocab_size,):
         chosen = t2d.bool().nonzero().flatten()
         return _same(values, chosen) and not _same(shifted, chosen)
-    fits = (
-        len(set(values.tolist())) == len(values)
-        and values.min() >= 0
-        and values.max() < sizes.vocab_size
-    )
-    return bool(fits and shifted.max() >= sizes.vocab_size)
+    distinct = len(set(values.tolist())) == len(values)
+    fits = distinct and values.min() >= 0 and values.max() < vocab_size
+    return bool(fits and shifted.max() >= vocab_size)
 
 
 def _same(values: torch.Tensor, chosen: torch.Tensor) -> bool:
     return torch.equal(values.sort().values, chosen)
 
 
-def _flag(head: PublishedHead, key: str, *, inner: bool = True) -> bool:
-    """A flag at the top level of the config, or inside `eagle_config`."""
-    value: Any = head.config.get(key)
-    if value is None and inner:
-        value = head.nested("eagle_config").get(key)
-    return bool(value)
-
-
-def _norm_before_residual(head: PublishedHead, engine: str | None) -> bool:
-    if engine == SGLANG:  # Its residual is always the feature itself.
-        return False
-    value = head.config.get("norm_before_residual")
-    if value is None:
-        return engine in (VLLM, None) and head.wrapped
-    return bool(value)
-
-
-def _eagle3_layers(head: PublishedHead, target: Target, engine: str | None) -> tuple[int, ...]:
-    if engine is None:
-        return trained_layers(head) or named_layers(head) or target.default_layers
-    if engine == SGLANG:
-        outputs = ids(head.nested("eagle_config"), AUX)
-        return tuple(layer + 1 for layer in outputs) if outputs else target.default_layers
-    return ids(head.config, AUX) or target.default_layers
-
-
-def _draft_ids(head: PublishedHead, sizes: Sizes, trained: bool) -> str:
+def _draft_ids(head: PublishedHead, trained: bool) -> str:
     if "d2t" not in head.weights:
-        known = trained and sizes.draft_vocab_size < sizes.vocab_size and "t2d" in head.weights
+        drafted, all_tokens = draft_vocab_sizes(head)
+        known = trained and drafted < all_tokens and "t2d" in head.weights
         return "t2d" if known else "none"
-    return "absolute" if trained and looks_absolute(head, sizes) else "offsets"
-
-
-def _eagle3_lm_head(head: PublishedHead, engine: str | None) -> str:
-    if engine == SGLANG and head.config.get("tie_word_embeddings"):
-        return "embedding"
-    if engine == SGLANG and head.config.get("draft_vocab_size") is None:
-        return "target"
-    return "own" if "lm_head.weight" in head.weights else "target"
-
-
-def _sample_from_anchor(head: PublishedHead, engine: str | None) -> bool:
-    value = head.config.get("sample_from_anchor")
-    if value is not None:
-        return bool(value)
-    if engine in (VLLM, None):
-        return not head.wrapped
-    if engine == LLAMA_CPP:
-        return not {"transformer_layer_config", "aux_hidden_state_layer_ids"} & set(head.config)
-    return True
+    return "absolute" if trained and looks_absolute(head) else "offsets"
 
 
 def _theta(head: PublishedHead, target: Target, trained: bool) -> float:
@@ -240,3 +216,120 @@ def _theta(head: PublishedHead, target: Target, trained: bool) -> float:
     if trained and not named:
         theta = target.rope.get("rope_theta", theta)
     return float(theta)
+
+
+def rope_of(head: PublishedHead) -> dict[str, Any]:
+    """Rotary embedding of a head, in the format of transformers 5.
+
+    As in the engines, `rope_parameters` is read first, then `rope_theta` and `rope_scaling`.
+
+    Raises:
+        CheckpointError: for values that do not describe a rotary embedding.
+    """
+    layers = head.layers
+    for key in ("rope_parameters", "rope_scaling"):
+        if layers.get(key) is not None and not isinstance(layers[key], Mapping):
+            raise CheckpointError(f"{CONFIG}: {key} is {shown(layers[key])}; it must be an object.")
+    rope = dict(layers.get("rope_parameters") or layers.get("rope_scaling") or {})
+    theta = layers.get("rope_theta")
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = DEFAULT_THETA if theta is None else theta
+    theta = rope["rope_theta"]
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < 1e30:
+        raise CheckpointError(
+            f"{CONFIG}: rope_theta is {shown(theta)}; it must be a number above 0."
+        )
+    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+    return rope
+
+
+def same_rope(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two rotary embeddings rotate queries and keys alike."""
+    return json.dumps(_plain(one), sort_keys=True) == json.dumps(_plain(other), sort_keys=True)
+
+
+def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in rope.items() if value is not None}
+    if kept.get("rope_type", "default") == "default":
+        kept = {"rope_theta": kept.get("rope_theta", DEFAULT_THETA)}
+    return {key: float(value) if type(value) is int else value for key, value in kept.items()}
+
+
+def differing(trained: Reading, read: Reading) -> tuple[str, ...]:
+    """Names of the fields in which two readings of one head differ."""
+    names = [field.name for field in fields(trained)]
+    return tuple(name for name in names if getattr(trained, name) != getattr(read, name))
+
+
+def reading_findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
+    """A finding for each engine and each field that the engine reads differently."""
+    trained = reading_of(head, target)
+    for engine in VERSIONS:
+        read = reading_of(head, target, engine)
+        for field in differing(trained, read):
+            trap = {"hidden_layers": "layer_ids", "draft_ids": "d2t", "theta": "rope"}
+            problem = because(field, engine, trained, read)
+            yield from wrong(engine, trap.get(field, field), problem, _remedy(field, engine, head))
+
+
+def because(field: str, engine: str, trained: Reading, read: Reading) -> str:
+    """Explain in a clause how a difference in one field changes an engine's drafts."""
+    was, now = getattr(trained, field), getattr(read, field)
+    values = {"engine": TITLES[engine], "field": field, "trained": _shown(was), "read": _shown(now)}
+    ignored = was is True and now is False
+    return _WORDS.get(field, _IGNORED if ignored else _PLAIN).format(**values)
+
+
+_IGNORED = "{engine} ignores {field}={trained}"
+_PLAIN = "{engine} reads {field} as {read}, but the head was trained with {trained}"
+_WORDS = {
+    "hidden_layers": "{engine} feeds it the hidden layers {read}, but it was trained on {trained}, where "
+    "i is the output of the target's first i layers",
+    "draft_ids": "{engine} reads the draft vocabulary as {read}, but d2t holds {trained}",
+    "lm_head": "{engine} takes the output head of the {read}, but the head was trained with its {trained}",
+    "embedding": "{engine} takes the embedding of the {read}, but the head was trained with its {trained}",
+    "later_norm": "{engine} norms what enters later layers by {read}, not by {trained}",
+    "qkv_bias": "{engine} leaves out the biases of queries, keys and values",
+    "fc_bias": "{engine} leaves out fc.bias unless config.json has bias=true",
+    "window": "{engine} attends to the whole text, but the head was trained with a window of {trained}",
+    "activation": "{engine} always computes {read}, but the head was trained with {trained}",
+    "theta": "config.json names no rope_theta, so {engine} takes {read}, not the target's {trained}",
+    "sample_from_anchor": "{engine} reads sample_from_anchor as {read}, but the head was trained with "
+    "{trained}: every draft stands one place off",
+}
+_REMEDIES = {
+    "draft_ids": "write int64 offsets d2t[i] = target id - i",
+    "lm_head": "write tie_word_embeddings=false and draft_vocab_size, and leave out a copy of the target's",
+    "embedding": "leave the embedding out of the file, so that the target's is used everywhere",
+    "later_norm": "train one layer",
+    "qkv_bias": "train without attention_bias",
+    "fc_bias": "train fc without a bias",
+    "window": "train with full attention",
+    "activation": "train with silu",
+    "theta": "write rope_theta and rope_parameters",
+}
+
+
+def _remedy(field: str, engine: str, head: PublishedHead) -> str:
+    if field == "hidden_layers":
+        if head.kind == DSPARK:
+            return "write the outputs that it was trained on, i - 1 each, into target_layer_ids"
+        if engine == SGLANG:
+            return f"write i - 1 for each into eagle_config.{AUX}"
+        return f"write them into {AUX} at the top level"
+    if field == "norm_before_residual" and engine == SGLANG:
+        return "train with norm_before_residual=false; SGLang has no other residual"
+    if engine == LLAMA_CPP and field in ("fc_norm", "norm_output"):
+        return "train without it, or do not serve the head there"
+    return _REMEDIES.get(field, f"write {field} into config.json")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return str(list(value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    said = {"none": "the target's first ids", "absolute": "target ids", "t2d": "only what t2d says"}
+    return said.get(str(value), str(value))

@@ -1,7 +1,8 @@
 """Numeric replay: a head's forward as each engine reads it, compared with the forward as trained.
 
 The checks name what an engine reads differently. The replay runs the head on a text of the target and
-measures the cost: how many drafts stay the same, and how many equal the target's own tokens.
+measures the cost: how many drafts stay the same, and how many equal the target's own tokens. It runs
+forerun's own module of the head, with the config and tensors that make it compute what the engine does.
 """
 
 from __future__ import annotations
@@ -14,26 +15,75 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
-from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.export.differences import because, differing
-from forerun.export.dspark_forward import dspark_forward
-from forerun.export.eagle3_forward import eagle3_forward
 from forerun.export.findings import EVERY, TITLES, VERSIONS, Finding, Severity
-from forerun.export.forwards import Drafted, Text, rotation_of
-from forerun.export.head import PublishedHead
-from forerun.export.readings import DSparkReading, Eagle3Reading, Reading, reading_of
-from forerun.export.sizes import MOST_BLOCK, rope_of, sizes_of, whole
-from forerun.export.target import Target
-from forerun.models.architecture import ACTIVATIONS, ROPE_TYPES, read_architecture
-from forerun.models.config import one_line
-from forerun.models.rope import frequencies
+from forerun.export.head import PublishedHead, Target
+from forerun.export.layouts import dspark_config, eagle3_config, target_ids, whole_embedding
+from forerun.export.readings import (
+    DSparkReading,
+    Eagle3Reading,
+    Reading,
+    because,
+    differing,
+    draft_vocab_sizes,
+    reading_of,
+)
+from forerun.heads.dspark import DSparkConfig, DSparkHead
+from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 
 TOKENS = 64
+# Tokens of a chain that EAGLE-3 drafts after each token of the text.
+_STEPS = 3
 # Position of a block drafter's first anchor, and distance between anchors, in tokens.
 _FIRST_ANCHOR, _ANCHOR_STEP = 8, 4
 # Largest difference of logits, and least agreement of drafts, that count as rounding.
 _SAME_LOGITS = 1e-2
 _SAME_DRAFTS = 0.99
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedText:
+    """A text with the target's hidden states and logits.
+
+    Attributes:
+        model: the target.
+        token_ids: token ids.
+        hidden: hidden states by layer, [n, H]; layer i is the output of the target's first i layers.
+        logits: the target's logits, [n, V].
+        start: index of the first token after the prompt, from which the tokens are the target's own.
+    """
+
+    model: CausalLM
+    token_ids: list[int]
+    hidden: dict[int, Tensor]
+    logits: Tensor
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def states(self, layers: Sequence[int]) -> Tensor:
+        """Hidden states of some layers side by side, [n, W]."""
+        return torch.cat([self.hidden[layer] for layer in layers], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """Drafts of a head for a text.
+
+    Attributes:
+        logits: logits over the draft's vocabulary, [m, Vd].
+        target_ids: target token of each column, [Vd]; -1 for a column without a token.
+        follows: index of the token of the text that each draft follows, [m].
+    """
+
+    logits: Tensor
+    target_ids: Tensor
+    follows: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """The most likely draft of each row, as a target token, [m]."""
+        return self.target_ids[self.logits.argmax(-1)]
 
 
 @dataclass(frozen=True)
@@ -66,10 +116,13 @@ class Replay:
 
 def observe(
     model: CausalLM, token_ids: Sequence[int], layers: Sequence[int], start: int = 0
-) -> Text:
+) -> ObservedText:
     """Run the target over a text, and keep its hidden layers and logits.
 
     Args:
+        model: the target.
+        token_ids: the text.
+        layers: the hidden layers to keep.
         start: index of the first token after the prompt.
     """
     cache = model.new_cache(1, len(token_ids))
@@ -77,22 +130,8 @@ def observe(
     batch = Batch.after(cache, [0], [list(token_ids)], hidden_layers=wanted)
     output = model.forward(batch, cache)
     assert output.logits is not None  # Asked for.
-
-    def embed(ids: Tensor) -> Tensor:
-        return model.embed(ids[None].to(model.device))[0].float().cpu()
-
-    def lm_head(states: Tensor) -> Tensor:
-        flat = states.reshape(1, -1, states.shape[-1]).to(model.device, model.dtype)
-        return model.lm_head(flat)[0].float().cpu().reshape(*states.shape[:-1], -1)
-
-    return Text(
-        token_ids=torch.tensor(list(token_ids)),
-        hidden={layer: output.hidden[layer][0].float().cpu() for layer in wanted},
-        logits=output.logits[0].float().cpu(),
-        embed=embed,
-        lm_head=lm_head,
-        start=start,
-    )
+    hidden = {layer: output.hidden[layer][0] for layer in wanted}
+    return ObservedText(model, list(token_ids), hidden, output.logits[0].float().cpu(), start)
 
 
 def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
@@ -108,39 +147,104 @@ def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
     return text
 
 
-def draft(head: PublishedHead, target: Target, reading: Reading, text: Text) -> Drafted:
-    """Drafts of a head for a text under a reading.
+def draft(head: PublishedHead, target: Target, reading: Reading, text: ObservedText) -> Drafted:
+    """Drafts of a head for a text under a reading, after the text's own tokens in place of earlier drafts.
+
+    Args:
+        head: the head.
+        target: facts about its target.
+        reading: how the head is read.
+        text: a text with the hidden layers of the reading; the head runs on its target's backend.
 
     Raises:
         UnsupportedModelError: for an unknown rotary embedding or activation.
         CheckpointError: for sizes that contradict each other.
     """
-    sizes = sizes_of(head, target)
-    weights = {
-        name: tensor.float() if tensor.is_floating_point() else tensor
-        for name, tensor in head.weights.items()
-    }
-    rotation = _rotation(head, target, reading.theta)
+    # The vocabulary is mapped here, because a misread one may lead to no token of the target.
+    tensors = {name: part for name, part in head.weights.items() if name not in ("d2t", "t2d")}
+    if reading.lm_head != "own":
+        tensors.pop("lm_head.weight", None)
     if isinstance(reading, Eagle3Reading):
-        if reading.activation not in ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"hidden_act {shown(reading.activation)} is not computed here; known: "
-                f"{', '.join(ACTIVATIONS)}."
-            )
-        return eagle3_forward(weights, sizes, reading, text, rotation)
-    inner = head.nested("dflash_config").get("mask_token_id")
-    mask = head.config.get("mask_token_id", inner)
-    anchors = range(min(_FIRST_ANCHOR, len(text) - 2), len(text) - 1, _ANCHOR_STEP)
-    return dspark_forward(
-        weights,
-        sizes,
-        reading,
-        text,
-        rotation,
-        mask_token_id=int(mask or 0),
-        block_size=whole(head.config, "block_size", most=MOST_BLOCK),
-        anchors=anchors,
-    )
+        logits, follows = _eagle3_drafts(head, target, reading, text, tensors)
+    else:
+        logits, follows = _dspark_drafts(head, target, reading, text, tensors)
+    return Drafted(logits, target_ids(head, reading.draft_ids, logits.shape[-1]), follows)
+
+
+def _eagle3_drafts(
+    head: PublishedHead,
+    target: Target,
+    reading: Eagle3Reading,
+    text: ObservedText,
+    tensors: dict[str, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Chains after every token; the k-th drafts of all come before the next ones."""
+    config = Eagle3Config.read(eagle3_config(head, target, reading), head.name)
+    if not reading.norm_before_fc:
+        tensors.pop("input_norm.weight", None)
+    if not reading.fc_bias:
+        tensors.pop("fc.bias", None)
+    if not reading.qkv_bias:
+        tensors = {name: own for name, own in tensors.items() if not name.endswith("_proj.bias")}
+    if reading.lm_head == "embedding":
+        own = tensors.get("embed_tokens.weight")
+        tensors["lm_head.weight"] = whole_embedding(text.model) if own is None else own
+    for index in range(1, config.layers.num_layers):
+        prefix, usual = f"layers.{index}", f"layers.{index}.input_layernorm.weight"
+        ones = torch.ones_like(tensors[usual])
+        tensors[usual] = tensors.get(f"{prefix}.{reading.later_norm}.weight", ones)
+    module = Eagle3Head(text.model, config, tensors, head.name)
+    count, tokens = len(text) - 1, text.token_ids
+    cache = module.new_cache(1, count + _STEPS)
+    fused = module.fuse(text.states(reading.hidden_layers)[None, :-1])[0]
+    first = module.run([0], [fused], [tokens[1:]], cache)[0]
+    later: list[list[Tensor]] = [[] for _ in range(_STEPS - 1)]
+    for place in reversed(range(count)):
+        cache.trim(0, place + 1)
+        hidden = first[place : place + 1]
+        for step in range(1, min(_STEPS, count - place)):
+            hidden = module.run([0], [hidden], [[tokens[place + 1 + step]]], cache)[0]
+            later[step - 1].append(hidden)
+    outputs = [first, *(torch.cat(own[::-1]) for own in later if own)]
+    follows = [torch.arange(1 + step, len(text)) for step in range(len(outputs))]
+    logits = module.logits(torch.cat(outputs)).float().cpu()
+    return _drafted_columns(head, reading, logits), torch.cat(follows)
+
+
+def _dspark_drafts(
+    head: PublishedHead,
+    target: Target,
+    reading: DSparkReading,
+    text: ObservedText,
+    tensors: dict[str, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Blocks after some tokens of the text, the anchors."""
+    config = DSparkConfig.read(dspark_config(head, target, reading), head.name)
+    if reading.embedding != "own":
+        tensors.pop("embed_tokens.weight", None)
+    module = DSparkHead(text.model, config, tensors, head.name)
+    states, tokens = text.states(reading.hidden_layers), text.token_ids
+    cache = module.new_cache(1, len(text))
+    logits, follows = [], []
+    for anchor in range(min(_FIRST_ANCHOR, len(text) - 2), len(text) - 1, _ANCHOR_STEP):
+        held = cache.length(0)
+        if anchor > held:
+            module.run_context(cache, [0], [states[held:anchor]])
+        hidden = module.run_block(cache, [0], [tokens[anchor]])[0]
+        places = torch.arange(anchor, min(anchor + len(hidden), len(text) - 1))
+        rows = _drafted_columns(head, reading, module.base_logits(hidden[: len(places)]))
+        module.add_markov(rows, [tokens[place] for place in places.tolist()])
+        logits.append(rows.float().cpu())
+        follows.append(places)
+    return torch.cat(logits), torch.cat(follows)
+
+
+def _drafted_columns(head: PublishedHead, reading: Reading, logits: Tensor) -> Tensor:
+    """The columns of logits [m, V] of the target's output head that belong to the draft's vocabulary."""
+    drafted, _ = draft_vocab_sizes(head)
+    if reading.lm_head != "target" or drafted >= logits.shape[-1]:
+        return logits
+    return logits[:, target_ids(head, reading.draft_ids, drafted)].contiguous()
 
 
 def layers_read(head: PublishedHead, target: Target, engines: Sequence[str]) -> set[int]:
@@ -152,14 +256,17 @@ def layers_read(head: PublishedHead, target: Target, engines: Sequence[str]) -> 
 def replay(
     head: PublishedHead,
     target: Target,
-    text: Text,
+    text: ObservedText,
     engines: Sequence[str] = tuple(VERSIONS),
     findings: Sequence[Finding] = (),
 ) -> list[Replay]:
     """Run a head as each engine reads it.
 
     Args:
+        head: the head.
+        target: facts about its target.
         text: a text with the hidden layers of `layers_read`.
+        engines: the engines.
         findings: findings of the check; an engine that does not load the head is not run.
 
     Raises:
@@ -172,76 +279,63 @@ def replay(
         return draft(head, target, reading, text)
 
     reference = run(trained)
+    trained_hits = _hits(reference, text)
     results = []
     for engine in engines:
-        blocking = [
-            finding
-            for finding in findings
-            if finding.severity is Severity.ERROR and finding.engine in (EVERY, engine)
-        ]
-        read = reading_of(head, target, engine)
+        here = [finding for finding in findings if finding.engine in (EVERY, engine)]
+        blocking = [finding for finding in here if finding.severity is Severity.ERROR]
         if blocking:
             verdict = f"does not load in {TITLES[engine]}: {blocking[0].problem}"
-            hits = _hits(reference, text)
-            results.append(Replay(engine, False, None, None, None, hits, verdict))
-        elif unset := _unset(head, engine, findings):
+            results.append(Replay(engine, False, None, None, None, trained_hits, verdict))
+        elif unset := _unset(head, here):
             # Such an engine computes with uninitialized memory, which cannot be replayed.
             verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
-            results.append(Replay(engine, True, None, None, None, _hits(reference, text), verdict))
+            results.append(Replay(engine, True, None, None, None, trained_hits, verdict))
         else:
-            results.append(_compare(engine, trained, read, run, reference, text))
+            drafted = run(reading_of(head, target, engine))
+            agreement, difference = agreement_of(reference, drafted)
+            verdict = _verdict(head, target, engine, agreement, difference, run, reference)
+            hits = _hits(drafted, text)
+            results.append(Replay(engine, True, agreement, difference, hits, trained_hits, verdict))
     return results
 
 
-def _unset(head: PublishedHead, engine: str, findings: Sequence[Finding]) -> str:
+def _unset(head: PublishedHead, findings: Sequence[Finding]) -> str:
     """The problem of a missing tensor that an engine does not notice; empty if there is none."""
     for finding in findings:
-        here = finding.severity is Severity.WRONG and finding.engine in (EVERY, engine)
         lacks_head = finding.trap == "lm_head" and "lm_head.weight" not in head.weights
-        if here and (lacks_head or finding.trap == "missing_tensor"):
+        missing = lacks_head or finding.trap == "missing_tensor"
+        if missing and finding.severity is Severity.WRONG:
             return finding.problem
     return ""
 
 
-def _compare(
+def _verdict(
+    head: PublishedHead,
+    target: Target,
     engine: str,
-    trained: Reading,
-    read: Reading,
+    agreement: float,
+    difference: float | None,
     run: Callable[[Reading], Drafted],
     reference: Drafted,
-    text: Text,
-) -> Replay:
-    drafted = run(read)
-    agreement, difference = agreement_of(reference, drafted)
-    hits, trained_hits = _hits(drafted, text), _hits(reference, text)
-    title, fields = TITLES[engine], differing(trained, read)
+) -> str:
+    """How an engine drafts, in words, and because of which settings."""
+    title = TITLES[engine]
     if agreement >= _SAME_DRAFTS and (difference or 0.0) < _SAME_LOGITS:
-        verdict = f"loads in {title} and drafts as it was trained"
-    else:
-        alone = [_alone(field, trained, read, run, reference) for field in fields]
-        causes = [field for field, same in zip(fields, alone, strict=True) if same < 1] or fields
-        reasons = ", and ".join(because(field, engine, trained, read) for field in causes)
-        how = (
-            "rubbish"
-            if agreement < 0.5
-            else "badly"
-            if agreement < _SAME_DRAFTS
-            else "a little off"
-        )
-        verdict = f"loads in {title} and drafts {how}, because {reasons}"
-    return Replay(engine, True, agreement, difference, hits, trained_hits, verdict)
-
-
-def _alone(
-    field: str,
-    trained: Reading,
-    read: Reading,
-    run: Callable[[Reading], Drafted],
-    reference: Drafted,
-) -> float:
-    """Agreement if only this field is read as the engine reads it."""
-    changed: Eagle3Reading | DSparkReading = replace(trained, **{field: getattr(read, field)})
-    return agreement_of(reference, run(changed))[0]
+        return f"loads in {title} and drafts as it was trained"
+    trained, read = reading_of(head, target), reading_of(head, target, engine)
+    fields = differing(trained, read)
+    # Agreement if only this field is read as the engine reads it.
+    alone = [
+        agreement_of(reference, run(replace(trained, **{field: getattr(read, field)})))[0]
+        for field in fields
+    ]
+    causes = [field for field, same in zip(fields, alone, strict=True) if same < 1] or fields
+    reasons = ", and ".join(because(field, engine, trained, read) for field in causes)
+    how = "a little off" if agreement >= _SAME_DRAFTS else "badly"
+    return (
+        f"loads in {title} and drafts {how if agreement >= 0.5 else 'rubbish'}, because {reasons}"
+    )
 
 
 def agreement_of(one: Drafted, other: Drafted) -> tuple[float, float | None]:
@@ -250,10 +344,9 @@ def agreement_of(one: Drafted, other: Drafted) -> tuple[float, float | None]:
     The difference is None if the logits are over different tokens. Places that only one of the two drafts
     for do not count.
     """
-    places = min(len(one.follows), len(other.follows))
     if not torch.equal(one.follows, other.follows):
         return _aligned(one, other), None
-    same = (one.tokens == other.tokens)[:places].float().mean().item()
+    same = (one.tokens == other.tokens).float().mean().item()
     if one.logits.shape != other.logits.shape:
         return same, None
     return same, (one.logits - other.logits).abs().max().item()
@@ -275,35 +368,7 @@ def _by_place(drafted: Drafted) -> dict[tuple[int, int], int]:
     return places
 
 
-def _hits(drafted: Drafted, text: Text) -> float:
+def _hits(drafted: Drafted, text: ObservedText) -> float:
     own = text.logits.argmax(-1)[drafted.follows]
     counted = drafted.follows >= min(text.start, len(text) - 2)
     return (own == drafted.tokens)[counted].float().mean().item()
-
-
-def _rotation(
-    head: PublishedHead, target: Target, theta: float
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    from transformers import LlamaConfig
-
-    sizes, rope = sizes_of(head, target), rope_of(head)
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise UnsupportedModelError(
-            f"the rotary embedding of {head.name} is {shown(rope['rope_type'])}, which is not computed here; "
-            f"known: {', '.join(ROPE_TYPES)}."
-        )
-    try:
-        config = LlamaConfig(
-            hidden_size=sizes.hidden_size,
-            num_attention_heads=sizes.num_heads,
-            num_key_value_heads=sizes.num_kv_heads,
-            head_dim=sizes.head_dim,
-            max_position_embeddings=head.layers.get("max_position_embeddings")
-            or target.max_context,
-            rope_parameters={**rope, "rope_theta": theta},
-        )
-        return rotation_of(*frequencies(read_architecture(config)))
-    except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointError(
-            f"the rotary embedding of {head.name} is incomplete ({one_line(problem)})."
-        ) from problem

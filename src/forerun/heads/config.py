@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
@@ -101,7 +102,16 @@ def read_layers(config: Mapping[str, Any], where: str) -> Architecture:
         raise UnsupportedModelError(
             f"{where} has an activation {shown(made.hidden_act)}; those of {', '.join(ACTIVATIONS)} are read."
         )
-    return read_architecture(made)
+    shape = read_architecture(made)
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or "sliding_attention" not in kinds:
+        return shape
+    if config.get("use_sliding_window") is False:
+        return shape
+    # transformers reads windows in some families alone, other engines in all.
+    window = whole(config, "sliding_window", where)
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    return replace(shape, windows=tuple(windows))
 
 
 def whole(

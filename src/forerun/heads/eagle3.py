@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import CausalLM, ChainRequest, HeadParts, Module
+from forerun.contracts import CausalLM, ChainRequest, HeadChains, HeadParts, Module
 from forerun.core import Batch, Draft, Tree
 from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.heads import CONFIG
@@ -251,8 +252,7 @@ class Eagle3Head:
         self._output = OutputRows(target, modules, ids, rows, last, shape.norm_eps)
         self.vocabulary = self._output.vocabulary
         self._embed = embedding(target, tensors)
-        parts = self._parts(tensors.get("embed_tokens.weight"))
-        self._chains = None if parts is None else modules.head_chains(parts)
+        self._own_embedding = tensors.get("embed_tokens.weight")
 
     @classmethod
     def open(cls, target: CausalLM, files: HeadFiles) -> Eagle3Head:
@@ -279,7 +279,12 @@ class Eagle3Head:
             )
         return cls(target, config, tensors, files.name)
 
-    def _parts(self, own_embedding: Tensor | None) -> HeadParts | None:
+    @cached_property
+    def _chains(self) -> HeadChains | None:
+        parts = self._parts()
+        return None if parts is None else modules_for(self._target).head_chains(parts)
+
+    def _parts(self) -> HeadParts | None:
         """The parts for drafting chains in one call; None for a head of another composition."""
         if self.config.regression or self._output.linear is None:
             return None
@@ -291,7 +296,7 @@ class Eagle3Head:
             self._norm,
             self._output.linear,
             () if self.vocabulary is None else self.vocabulary.token_ids,
-            own_embedding,
+            self._own_embedding,
             self._target.vocab_size,
         )
 

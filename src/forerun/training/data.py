@@ -131,12 +131,12 @@ class DataRun:
         self._answering = Answering(
             engine, settings, questions, system, variables, kept_out, self._seen
         )
-        self.device = engine.target.device
+        self.device, template = engine.target.device, ChatTemplate.of(engine.tokenizer)
         self.making = {
             "model": model,
             "dtype": str(engine.target.precision),
             "max_context": engine.max_context,
-            "template": template_hash(engine.tokenizer),
+            "template": template and template.sha256,
             "system": system,
             "template_vars": variables,
             "questions": None if questions is None else _digest(questions),
@@ -227,12 +227,6 @@ class DataRun:
             report("questions", item + 1, len(self._questions))
         else:
             report("conversations", self.summary.conversations, wanted)
-
-
-def template_hash(tokenizer: Any) -> str | None:
-    """SHA-256 of a tokenizer's chat template; None for a tokenizer without one."""
-    template = ChatTemplate.of(tokenizer)
-    return None if template is None else hashlib.sha256(template.source.encode()).hexdigest()
 
 
 def _digest(questions: Iterable[Question]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -328,7 +327,7 @@ class DrafterRun:
             "hidden_size": self.target.hidden_size,
             "num_layers": self.target.num_layers,
             "vocab_size": self.target.vocab_size,
-            "chat_template": None if template is None else _hash(template.source),
+            "chat_template": template and template.sha256,
         }
 
     def _check_recipe(self, path: Path) -> None:
@@ -400,7 +399,3 @@ def _bytes_of(drafter: Untrained) -> tuple[int, int]:
     sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
     trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
     return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
