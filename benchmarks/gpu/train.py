@@ -24,6 +24,7 @@ from forerun.training.drafter_run import DrafterRun, Report
 from forerun.training.drafter_settings import DRAFTER_SETTINGS, settings_of
 from forerun.training.loop import Trainer
 from forerun.training.recipes import RECIPES
+from forerun.training.records import RECORDS
 
 KIND = "eagle3"
 # A GPU takes more at once than the CPU that the defaults are for; a minute holds two validations.
@@ -97,7 +98,8 @@ def _data(options: argparse.Namespace, work: Path) -> Path:
     if options.data:
         unpack([Path(path) for path in options.data], file)
     elif options.tiny:
-        write_text(file, "".join(f"{json.dumps(record)}\n" for record in _tiny_records()))
+        lines = [{RECORDS.mark: RECORDS.version}, *_tiny_records()]
+        write_text(file, "".join(f"{json.dumps(line)}\n" for line in lines))
     else:
         raise ConfigError("train needs conversations; give --data with the files of `pack`.")
     return file

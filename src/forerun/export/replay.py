@@ -319,7 +319,7 @@ def _verdict(
     run: Callable[[Reading], Drafted],
     reference: Drafted,
 ) -> str:
-    """How an engine drafts, in words, and because of which settings."""
+    """Verdict on an engine's drafts in words, with the settings that are to blame."""
     title = TITLES[engine]
     if agreement >= _SAME_DRAFTS and (difference or 0.0) < _SAME_LOGITS:
         return f"loads in {title} and drafts as it was trained"
