@@ -31,7 +31,7 @@ from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.prompts import Prompt
-from forerun.engine.speculation import Speculative
+from forerun.engine.resolve import Speculative
 from forerun.files import write_text
 from forerun.measure.paired import WARM_UP_TOKENS, Run, alone, empty_caches
 from forerun.params import SamplingParams

@@ -32,7 +32,7 @@ from forerun.bench.summary import ALL, Cell, rate
 from forerun.cli.bars import bars
 from forerun.cli.machine import made_with
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import choose
+from forerun.engine.resolve import choose
 from forerun.heads import kind_at
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions

@@ -98,10 +98,10 @@ class Reading:
         self.plain, self.token_ids, self.session = plain, token_ids, session
         self.params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         if session.exists():
-            plain.load_session(session)
+            plain.sessions.load(session)
         self.output = plain.generate(token_ids, self.params)
         if not session.exists():
-            plain.save_session(session, token_ids)
+            plain.sessions.save(session, token_ids)
 
     def most_repeated(self) -> tuple[tuple[int, ...], int]:
         """Four tokens of the output, and how often they occur."""
@@ -111,7 +111,7 @@ class Reading:
     def measure(self, setting: Setting, pairs: int) -> Row:
         """Run a setting and plain decoding in turns."""
         engine = setting.engine(self.plain)
-        engine.load_session(self.session)
+        engine.sessions.load(self.session)
         runs: list[Completion] = []
 
         def run() -> None:

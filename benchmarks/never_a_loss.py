@@ -33,7 +33,7 @@ from benchmarks.questions import load_questions
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.engine.speculation import Speculative
+from forerun.engine.resolve import Speculative
 from forerun.files import write_text
 from forerun.measure.paired import warming_up
 from forerun.measure.turns import seconds_of

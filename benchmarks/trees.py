@@ -26,7 +26,7 @@ from forerun.core import Stats, Tree
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.engine.pairs import choose
+from forerun.engine.resolve import choose
 from forerun.files import write_text
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval

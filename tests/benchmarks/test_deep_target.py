@@ -14,7 +14,7 @@ from benchmarks.deep_target import main, settings
 from benchmarks.deepened import layers_for, write_deep, write_deep_head
 from forerun.bench.settings import COLD, DEFAULT
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import Choice
+from forerun.engine.resolve import Resolved
 from forerun.errors import ConfigError
 from forerun.heads.eagle3 import Eagle3Config
 from forerun.heads.files import HeadFiles
@@ -114,7 +114,7 @@ def test_the_default_drafts_with_the_head_for_the_deep_target(
 ) -> None:
     deep = deep_target.Deep.make(0.02, tmp_path / "work")
     packaged = SpeculativeConfig(method="eagle3", model=str(tmp_path / "smollm2-eagle3"))
-    monkeypatch.setattr(deep_target, "choose", lambda *_: Choice(packaged))
+    monkeypatch.setattr(deep_target, "choose", lambda *_: Resolved(packaged))
     chosen = {setting.name: setting.config for setting in settings(deep, ["suffix"], (1, 2), None)}
     assert list(chosen) == [DEFAULT, COLD, "suffix, 1 token", "suffix, 2 tokens"]
     assert chosen[DEFAULT].model == str(deep.head) != packaged.model

@@ -132,11 +132,11 @@ def test_memory_that_is_not_there(cli: Cli, bare: str, monkeypatch: pytest.Monke
 
 
 def test_known_draft_counts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.engine import pairs
+    from forerun.engine import resolve
 
     command = ("info", cli.target, "--backend", "torch", "--json")
     alone = json.loads(cli.run(*command).stdout)
-    monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
+    monkeypatch.setitem(resolve.KNOWN_DRAFTS, cli.target, cli.draft)
     content = json.loads(cli.run(*command).stdout)
     assert content["known_draft"] == cli.draft
     assert content["memory"]["needed"] == 2 * alone["memory"]["needed"]
@@ -144,11 +144,11 @@ def test_known_draft_counts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_a_draft_on_the_kernels_is_quantized(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.engine import pairs
+    from forerun.engine import resolve
 
     command = ("info", cli.target, "--device", "cpu", "--json")
     alone = json.loads(cli.run(*command).stdout)
-    monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
+    monkeypatch.setitem(resolve.KNOWN_DRAFTS, cli.target, cli.draft)
     more = json.loads(cli.run(*command).stdout)["memory"]["needed"] - alone["memory"]["needed"]
     # Half of the cache in bf16, a quarter of the weights in int8 and their scales.
     assert more == alone["weight_bytes"]["int8"] + alone["memory"]["context"] * 64

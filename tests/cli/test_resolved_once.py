@@ -54,9 +54,26 @@ def test_prove(cli: Cli, seen: Counter[tuple[str, str]], write: Write) -> None:
 
 
 def test_info(cli: Cli, seen: Counter[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.engine import pairs
+    from forerun.engine import resolve
 
-    monkeypatch.setitem(pairs.KNOWN_DRAFTS, cli.target, cli.draft)
+    monkeypatch.setitem(resolve.KNOWN_DRAFTS, cli.target, cli.draft)
     assert cli.run("info", cli.target).exit_code == 0
     parts = ("locate", "read_config")
     assert seen == {(part, model): 1 for part in parts for model in ("target", "draft")}
+
+
+def test_the_method_is_chosen_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command's options to the engine's parts."""
+    from forerun.cli import asked
+    from forerun.engine import resolve
+
+    chosen = Counter[str]()
+
+    def counting(config: Any, target: str, choose: Any = resolve.choose) -> Any:
+        chosen[Path(target).name] += 1
+        return choose(config, target)
+
+    monkeypatch.setattr(resolve, "choose", counting)
+    monkeypatch.setattr(asked, "choose", counting)
+    assert cli.generate(*GENERATE).exit_code == 0
+    assert chosen == {"target": 1}

@@ -125,7 +125,7 @@ def test_a_model_in_memory_that_cannot_run_is_refused() -> None:
     with pytest.raises(
         UnknownNameError, match=r"argument of Engine 'draftr'.* Did you mean 'drafter'"
     ):
-        Engine(TARGET, draftr=NgramDrafter())
+        Engine(TARGET, draftr=NgramDrafter())  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"forerun\.Engine"):
         forerun.load(TARGET)
 
@@ -173,7 +173,7 @@ def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:
         ({"policy": "adaptive"}, {"policy": "fixed"}, "leave one of them out"),
         (True, {"drafter": NgramDrafter}, "is the class NgramDrafter itself"),
         (True, {"drafter": 7}, "drafter is 7, which has no propose"),
-        (True, {"drafter": "Qwen/Qwen3-0.6B"}, r"speculative={'model': 'Qwen/Qwen3-0.6B'}"),
+        (True, {"drafter": "Qwen/Qwen3-0.6B"}, "draft_model='Qwen/Qwen3-0.6B'"),
         (True, {"policy": 7}, "policy is 7, which has no plan"),
         (True, {"tokenizer": "gpt2"}, "tokenizer is 'gpt2', which has no decode"),
         (True, {"dtyp": "fp32"}, "Did you mean 'dtype'"),

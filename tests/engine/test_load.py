@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import forerun
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.suffix import SuffixDrafter
-from forerun.engine.pairs import KNOWN_DRAFTS, choose
+from forerun.engine.resolve import KNOWN_DRAFTS, choose
 from forerun.errors import ConfigError, MemoryLimitError
 from forerun.registry import entry_points_of
 from tests.helpers.tiny_models import VOCAB, tiny_model

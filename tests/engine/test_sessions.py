@@ -98,7 +98,7 @@ def saved(model: CausalLM, file: Path) -> list[int]:
     text = long_text(model)
     engine = engine_of(model)
     engine.generate(text, max_tokens=1, temperature=0)
-    assert engine.save_session(file, text).token_ids == tuple(text)
+    assert engine.sessions.save(file, text).token_ids == tuple(text)
     return text
 
 
@@ -111,10 +111,10 @@ def test_a_session_goes_on_as_the_engine_that_read_the_text(
     text = long_text(model)
     reader = engine_of(model)
     reader.generate(text, max_tokens=1, temperature=0)
-    session = reader.save_session(file, text)
+    session = reader.sessions.save(file, text)
     wanted = reader.generate(text + QUESTION, params)
     engine = engine_of(model)
-    assert engine.load_session(file) == session == read_session(file)
+    assert engine.sessions.load(file) == session == read_session(file)
     found = engine.generate(text + QUESTION, params)
     assert found.token_ids == wanted.token_ids
     # Only the rest was run.
@@ -131,12 +131,12 @@ def test_keys_and_values_are_those_that_were_saved(
     text = saved(model, file)
     wide = engine_of(model, max_batch_size=3)
     wide.generate([[9, 9, 9, 9], TEXT[::-1], [4, 4]], max_tokens=3)
-    wide.load_session(file)
+    wide.sessions.load(file)
     row, held = wide._scheduler.kept(text)
     assert held == text
     wanted = load_file(file)
     for layer in range(model.num_layers):
-        found = wide._rows.read_row(row, layer, len(text))
+        found = wide.sessions._rows.read_row(row, layer, len(text))
         assert all(torch.equal(found[name], wanted[f"layers.{layer}.{name}"]) for name in found)
 
 
@@ -169,7 +169,7 @@ def test_drafters_draft_after_a_load_and_the_output_is_the_plain_one(
     wanted = engine_of(model).generate(text + QUESTION, params)
     engine = engine_of(model, DRAFTERS[name](model))
     engine.generate(TEXT[::-1], params)
-    engine.load_session(file)
+    engine.sessions.load(file)
     found = engine.generate(text + QUESTION, params)
     assert found.token_ids == wanted.token_ids
     assert found.stats.num_cached_tokens == len(text)
@@ -182,21 +182,21 @@ def test_the_default_is_the_last_request_with_its_answer(file: Path) -> None:
     last = engine.generate([9, 8, 7], GREEDY)
     # The newest token has not been run.
     whole = (*last.prompt_ids, *last.token_ids)[:-1]
-    assert engine.save_session(file).token_ids == whole
+    assert engine.sessions.save(file).token_ids == whole
     earlier = (*first.prompt_ids, *first.token_ids)[:-1]
-    assert engine.save_session(file, [*earlier, 1, 1]).token_ids == earlier
-    assert engine.save_session(file, [1, 2, 60]).token_ids == (1, 2)
+    assert engine.sessions.save(file, [*earlier, 1, 1]).token_ids == earlier
+    assert engine.sessions.save(file, [1, 2, 60]).token_ids == (1, 2)
     # What was loaded is the last one then.
-    engine.load_session(file)
-    assert engine.save_session(file).token_ids == (1, 2)
+    engine.sessions.load(file)
+    assert engine.sessions.save(file).token_ids == (1, 2)
 
 
 def test_a_session_loaded_can_be_saved_again(file: Path, tmp_path: Path) -> None:
     saved(on_torch(), file)
     engine = engine_of(on_torch())
-    engine.load_session(file)
+    engine.sessions.load(file)
     again = tmp_path / "again"
-    engine.save_session(again, notes=read_session(file).notes)
+    engine.sessions.save(again, notes=read_session(file).notes)
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -212,10 +212,10 @@ def test_notes_come_back(file: Path) -> None:
     engine = engine_of(on_torch())
     engine.generate(TEXT, GREEDY)
     notes = {"what": "a text – “quoted”"}
-    engine.save_session(file, notes=notes)
-    assert engine.load_session(file).notes == notes
+    engine.sessions.save(file, notes=notes)
+    assert engine.sessions.load(file).notes == notes
     with pytest.raises(ConfigError, match="notes"):
-        engine.save_session(file, notes={"a": 1})  # type: ignore[dict-item]
+        engine.sessions.save(file, notes={"a": 1})  # type: ignore[dict-item]
 
 
 REFUSALS: dict[str, tuple[Callable[[], CausalLM], str]] = {
@@ -242,7 +242,7 @@ def check_refused(engine: forerun.Engine, file: Path, message: str) -> None:
     engine.generate([8, 6, 4], GREEDY)
     before = state_of(engine)
     with pytest.raises(SessionError, match=message) as refusal:
-        engine.load_session(file)
+        engine.sessions.load(file)
     assert "\n" not in str(refusal.value)
     after = state_of(engine)
     assert before[:2] == after[:2]
@@ -264,17 +264,17 @@ def test_a_session_of_another_backend_or_kernel_precision_is_refused(file: Path)
     )
     check_refused(engine_of(on_torch()), file, message)
     with pytest.raises(SessionError, match="precision is int8 there and int4 here"):
-        engine_of(on_kernels("int4")).load_session(file)
+        engine_of(on_kernels("int4")).sessions.load(file)
     other = kernel_models.model("llama", "int8", seed=1)
     with pytest.raises(SessionError, match=r"other weights .* and 0 is allowed"):
-        engine_of(other).load_session(file)
+        engine_of(other).sessions.load(file)
 
 
 def test_a_session_beyond_the_context_is_refused_with_both_numbers(file: Path) -> None:
     count = len(saved(on_torch(), file))
     message = rf"holds {count} tokens and the context is 20.*raise max_context to {count + 1}"
     check_refused(engine_of(on_torch(), max_context=20), file, message)
-    engine_of(on_torch(), max_context=count + 1).load_session(file)
+    engine_of(on_torch(), max_context=count + 1).sessions.load(file)
 
 
 def test_a_file_cut_off_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_what_cannot_have_a_session_says_why(file: Path) -> None:
         (engine_of(ToyModel(11)), UnsupportedModelError, "cannot be saved as a session"),
     ):
         engine.generate([1, 2, 3], GREEDY)
-        for call in (engine.save_session, engine.load_session):
+        for call in (engine.sessions.save, engine.sessions.load):
             with pytest.raises(kind, match=message):
                 call(file)
     assert not file.exists()
@@ -377,10 +377,10 @@ def test_what_cannot_have_a_session_says_why(file: Path) -> None:
 def test_nothing_to_save_is_said(file: Path) -> None:
     engine = engine_of(on_torch())
     with pytest.raises(ConfigError, match="no request has ended"):
-        engine.save_session(file)
+        engine.sessions.save(file)
     engine.generate([1, 2, 3], GREEDY)
     with pytest.raises(ConfigError, match="holds no text that begins like this one"):
-        engine.save_session(file, [2])
+        engine.sessions.save(file, [2])
     list(engine.stream_plain([1, 2, 3], GREEDY))
     assert not file.exists()
 
@@ -391,12 +391,12 @@ def test_a_row_that_is_taken_is_neither_saved_nor_filled(file: Path) -> None:
     engine.add([1, 2, 3], GREEDY)
     engine.step()
     with pytest.raises(ConfigError, match="all rows are taken"):
-        engine.load_session(file)
+        engine.sessions.load(file)
     with pytest.raises(ConfigError, match="no request has ended"):
-        engine.save_session(file)
+        engine.sessions.save(file)
     while engine.has_work:
         engine.step()
-    engine.load_session(file)
+    engine.sessions.load(file)
 
 
 def test_a_folder_that_is_not_there_or_a_full_disk_leaves_the_old_file(
@@ -412,7 +412,7 @@ def test_a_folder_that_is_not_there_or_a_full_disk_leaves_the_old_file(
 
     monkeypatch.setattr("forerun.engine.session_file._bytes", full)
     with pytest.raises(SessionError, match="cannot be written: no space left"):
-        engine.save_session(file)
+        engine.sessions.save(file)
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -433,7 +433,7 @@ def test_a_failure_while_the_row_is_filled_leaves_a_row_without_tokens(
     with monkeypatch.context() as patch:
         patch.setattr(type(cache), "write_row", failing)
         with pytest.raises(KeyboardInterrupt):
-            engine.load_session(file)
+            engine.sessions.load(file)
     wanted = engine_of(on_torch()).generate(text + QUESTION, GREEDY)
     found = engine.generate(text + QUESTION, GREEDY)
     assert (found.token_ids, found.stats.num_cached_tokens) == (wanted.token_ids, 0)
@@ -462,7 +462,7 @@ def test_no_more_than_a_layer_is_held_beside_the_cache(
         return to_bytes(tensor)
 
     monkeypatch.setattr(files, "_bytes", written)
-    engine.save_session(file)
+    engine.sessions.save(file)
     per_layer = [event for layer in range(3) for event in (f"read {layer}", "write", "write")]
     assert events == ["write", "write", *per_layer, "write"]
 
@@ -470,6 +470,6 @@ def test_no_more_than_a_layer_is_held_beside_the_cache(
 def test_metadata_is_json_where_it_is_nested(file: Path) -> None:
     engine = engine_of(on_torch())
     engine.generate(TEXT, replace(GREEDY, max_tokens=2))
-    engine.save_session(file, notes={"a": "b"})
+    engine.sessions.save(file, notes={"a": "b"})
     with safe_open(file, framework="pt") as opened:
         assert json.loads(opened.metadata()["notes"]) == {"a": "b"}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import choose
+from forerun.engine.resolve import choose
 from forerun.errors import CheckpointError, ConfigError, ForerunError, UnsupportedModelError
 from forerun.heads import HEADS, kind_at, kind_of
 from forerun.heads.files import HeadFiles, open_head, write_head

@@ -201,13 +201,13 @@ def test_a_session_of_codes(backend: str, kv_dtype: str, saved: Any, tmp_path: P
     wanted = forerun.Engine(target).generate([*text, 5], params).token_ids
     reader = forerun.Engine(target)
     reader.generate(text, SamplingParams(temperature=0, max_tokens=1))
-    reader.save_session(tmp_path / "one.session", text)
+    reader.sessions.save(tmp_path / "one.session", text)
     other = forerun.Engine(target)
-    other.load_session(tmp_path / "one.session")
+    other.sessions.load(tmp_path / "one.session")
     assert other.generate([*text, 5], params).token_ids == wanted
     another = forerun.Engine(saved("wide", backend, "bf16"))
     with pytest.raises(SessionError, match=kv_dtype):
-        another.load_session(tmp_path / "one.session")
+        another.sessions.load(tmp_path / "one.session")
 
 
 @needs_kernels

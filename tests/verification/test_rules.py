@@ -28,7 +28,14 @@ from forerun.testing.enumeration import (
     ends_of,
     target_distribution,
 )
-from forerun.verification import make_rule, resolve, traversal, typical, verify_one
+from forerun.verification import (
+    make_rule,
+    rule_for,
+    rule_of,
+    traversal,
+    typical,
+    verify_one,
+)
 from forerun.verification.block import BlockRule
 from tests.helpers.verification import verify_logits
 
@@ -60,10 +67,10 @@ TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 )
 def test_the_rule_that_a_name_means(name: str, expected: list[str]) -> None:
     request = Request(0, [1], 1, SamplingParams(), 0)
-    assert [resolve(name, request, draft) for draft in DRAFTS.values()] == expected
+    assert [rule_of(rule_for(name, request), draft) for draft in DRAFTS.values()] == expected
     seeded = Request(0, [1], 1, SamplingParams(seed=1), 1)
     of_seeds = ["coupled"] * 5 if name == "auto" else expected
-    assert [resolve(name, seeded, draft) for draft in DRAFTS.values()] == of_seeds
+    assert [rule_of(rule_for(name, seeded), draft) for draft in DRAFTS.values()] == of_seeds
 
 
 @pytest.mark.parametrize(

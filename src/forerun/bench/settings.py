@@ -12,7 +12,7 @@ from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.lookup.kept import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import choose, default_method
+from forerun.engine.resolve import choose, default_method
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.heads import kind_at
 from forerun.options import changes, pick

@@ -19,7 +19,7 @@ from forerun.compression import Compression
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.pairs import Choice, choose, default_method, pick_method
+from forerun.engine.resolve import Resolved, choose, default_method, pick_method
 from forerun.errors import ConfigError
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
@@ -53,7 +53,7 @@ def with_defaults(
     return replace(params, **from_model), tuple(from_model)
 
 
-def speculation(ctx: click.Context, values: dict[str, Any], target: str) -> Choice:
+def speculation(ctx: click.Context, values: dict[str, Any], target: str) -> Resolved:
     """How the options ask to speculate.
 
     Raises:
@@ -138,7 +138,7 @@ def open_checkpoint(values: dict[str, Any]) -> Checkpoint:
 def load_engine(
     values: dict[str, Any],
     checkpoint: Checkpoint,
-    choice: Choice | None,
+    choice: Resolved | None,
     *,
     max_context: int,
     max_batch_size: int = 1,
@@ -156,7 +156,7 @@ def load_engine(
     with bars():
         engine = load(
             checkpoint,
-            False if choice is None else choice.config,
+            False if choice is None else choice,
             dtype=values["dtype"],
             device=values["device"],
             backend=values["backend"],

@@ -24,7 +24,7 @@ from forerun.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from forerun.cli.repl import Repl
-    from forerun.engine.pairs import Choice
+    from forerun.engine.resolve import Resolved
     from forerun.engine.session_file import Session
     from forerun.params import SamplingParams
 
@@ -63,7 +63,7 @@ def _load(
     values: dict[str, Any],
     messages: list[dict[str, Any]],
     params: SamplingParams,
-    choice: Choice | None,
+    choice: Resolved | None,
     session: Session | None,
 ) -> Repl:
     checkpoint = open_checkpoint(values)

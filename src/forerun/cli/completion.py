@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from forerun.drafters import DRAFTERS
-from forerun.engine.pairs import KNOWN_DRAFTS
+from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.policies import POLICIES
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]

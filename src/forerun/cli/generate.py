@@ -31,7 +31,7 @@ from forerun.cli.prompt import (
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.session import keep, keep_what_there_is, open_session, restore
 from forerun.cli.target_file import check_writable
-from forerun.engine.pairs import Choice
+from forerun.engine.resolve import Resolved
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _load(
     values: dict[str, Any],
     content: str | list[dict[str, Any]],
     params: SamplingParams,
-    choice: Choice | None,
+    choice: Resolved | None,
     session: Session | None,
 ) -> Job:
     checkpoint = open_checkpoint(values)

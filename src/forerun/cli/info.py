@@ -59,7 +59,7 @@ def describe_model(
     """Everything that the command says, as the object of `--json`."""
     from forerun.drafters import DRAFTERS
     from forerun.engine.config import SpeculativeConfig
-    from forerun.engine.pairs import choose
+    from forerun.engine.resolve import choose
     from forerun.models import Checkpoint, Placement
 
     placement = Placement(dtype, device, backend)

@@ -50,14 +50,14 @@ def restore(engine: Engine, file: str | None, session: Session | None) -> None:
     """Have an engine hold what a session holds, and check that it can save one.
 
     Raises:
-        ForerunError: as `Engine.load_session` does.
+        ForerunError: as `Sessions.load` does.
     """
     if file is None:
         return
-    engine.check_sessions()
+    engine.sessions.check()
     if session is not None:
         with waiting("reading the session"):
-            engine.load_session(file)
+            engine.sessions.load(file)
         click.echo(f"forerun: {len(session.token_ids)} tokens read from session {file}", err=True)
 
 
@@ -65,12 +65,12 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
     """Write the text of the last request.
 
     Raises:
-        ForerunError: as `Engine.save_session` does.
+        ForerunError: as `Sessions.save` does.
     """
     if file is None:
         return
     with waiting("writing the session"):
-        session = engine.save_session(file, notes=notes)
+        session = engine.sessions.save(file, notes=notes)
     what = f"{len(session.token_ids)} tokens, {size_text(session.nbytes)}"
     click.echo(f"forerun: session written to {file}: {what}", err=True)
 

@@ -56,15 +56,11 @@ class Cache(Protocol):
         """
 
 
-class Evicts(Cache, Protocol):
-    """A cache that evicts some of its tokens, so that later results are approximate.
+class Eviction(Protocol):
+    """Eviction of tokens from a cache's rows.
 
-    Its methods still count evicted tokens as held. `commit` and `evict` are called only when none
-    of a row's tokens will be taken back.
+    `commit` and `evict` are called only when none of a row's tokens will be taken back.
     """
-
-    dropped: list[int]
-    """Number of tokens that each row has lost, the same in all layers."""
 
     def commit(self, row: int) -> None:
         """Note the tokens that a row holds now; more of the prompt may follow."""
@@ -75,14 +71,24 @@ class Evicts(Cache, Protocol):
         Called before a request's newest token is run, first after its prompt.
         """
 
-    def copy(self) -> Self:
-        """A second cache with the same content, which can be continued separately."""
-
     def until_eviction(self, row: int) -> int | None:
         """Number of tokens that may be appended before the next eviction; None if there will be none.
 
         Tokens that are run beyond this number must not be kept.
         """
+
+
+class Evicts(Cache, Eviction, Protocol):
+    """A cache that evicts some of its tokens, so that later results are approximate.
+
+    Its methods still count evicted tokens as held.
+    """
+
+    dropped: list[int]
+    """Number of tokens that each row has lost, the same in all layers."""
+
+    def copy(self) -> Self:
+        """A second cache with the same content, which can be continued separately."""
 
 
 class ReadThroughViews(Cache, Protocol):

@@ -75,6 +75,7 @@ class Plan:
         reason: why there is no draft, if `num_tokens` is zero.
         member: which of the drafter's `members` drafts; None leaves it to the drafter.
         whole: draft all tokens, even unlikely ones, so that they can be timed.
+        rule: the rule that verifies the draft, as far as it does not depend on the draft's shape.
     """
 
     num_tokens: int
@@ -84,6 +85,7 @@ class Plan:
     reason: PlainReason = PlainReason.POLICY
     member: int | None = None
     whole: bool = False
+    rule: str = "auto"
 
     @property
     def is_chain(self) -> bool:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.errors import ConfigError
 from forerun.options import NoOptions, options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
@@ -58,9 +59,16 @@ class BaseDrafter(ABC):
         return ()
 
     @classmethod
-    @abstractmethod
-    def build(cls, setup: DrafterSetup) -> Self:
-        """Make a drafter for an engine."""
+    def build(cls, setup: DrafterSetup) -> Self:  # noqa: ARG003
+        """Make a drafter for an engine; only for drafters that are named, not for instances.
+
+        Raises:
+            ConfigError: unless a subclass defines it.
+        """
+        raise ConfigError(
+            f"{cls.__name__} defines no build, by which a drafter is made from its name; define it, or "
+            "give an instance: forerun.load(..., drafter=...)."
+        )
 
     @abstractmethod
     def propose(

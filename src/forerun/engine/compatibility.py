@@ -1,14 +1,15 @@
-"""Checks that a drafter, a target and a rule can work together, made once, before anything runs."""
+"""Settings of an engine, and checks that its parts can work together, made once, before anything runs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypedDict
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
-from forerun.compression import Compression
+from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Evicts, compresses_cache
 from forerun.core import Drawing, Tree
 from forerun.engine.config import SpeculativeConfig
@@ -19,8 +20,8 @@ from forerun.errors import (
     UnsupportedModelError,
     shown,
 )
-from forerun.options import options
-from forerun.params import TokenId
+from forerun.options import changes, from_mapping, options, schema_of
+from forerun.params import SamplingParams, TokenId
 from forerun.policies.base import USUAL_LENGTH
 
 # More rows than any machine has memory for.
@@ -37,10 +38,40 @@ _PARTS = {
     "randomness": (("uniform", "gumbel"), "a forerun.randomness.Randomness, or leave it out"),
 }
 
+_INSTEAD = {
+    "drafter": "make another engine with forerun.load(..., drafter=...)",
+    "policy": "make another engine with forerun.load(..., policy=...)",
+    "rules": "put a rule into engine.rules by name",
+    "sampling_defaults": "give sampling parameters with each call",
+}
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of `EngineSettings`, for type checkers."""
+
+    max_batch_size: int
+    max_context: int | None
+    eos_token_ids: Iterable[int]
+    prefix_reuse: bool
+    compression: Compression | Mapping[str, Any]
+    sampling_defaults: Mapping[str, Any] | None
+
+
+def _compression(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return from_mapping(Compression, value)
+    if not isinstance(value, Compression):
+        raise ValueError("it must be a forerun.compression.Compression or a mapping of its options")
+    return value
+
+
+def _defaults(value: Any) -> dict[str, Any]:
+    return changes(SamplingParams.from_dict({} if value is None else value))
+
 
 @options
 class EngineSettings:
-    """Size of an engine, and the tokens that end its texts."""
+    """Settings of an engine: its size, the tokens that end its texts, and how its cache is used."""
 
     max_batch_size: int = Field(
         default=1, ge=1, le=MOST_ROWS, description="Requests that run at once; more wait."
@@ -53,18 +84,59 @@ class EngineSettings:
         default=True,
         description="A prompt that begins like an earlier request's text runs only the rest.",
     )
+    compression: Annotated[SkipJsonSchema[Compression], BeforeValidator(_compression)] = Field(
+        default=NO_COMPRESSION, description="Compression of the target's cache: approximate."
+    )
+    sampling_defaults: Annotated[SkipJsonSchema[Mapping[str, Any]], BeforeValidator(_defaults)] = (
+        Field(default_factory=dict, description="Sampling parameters unless a request sets them.")
+    )
 
 
-def refuse_unknown(taker: Callable[..., Any], given: Iterable[str]) -> None:
+class Sealed:
+    """An object that cannot be copied and, after `_seal`, not changed; errors name an alternative."""
+
+    _sealed = False
+
+    def _seal(self) -> None:
+        self._sealed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse(name)
+        super().__delattr__(name)
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "an engine cannot be copied or pickled; make one in each process with forerun.load."
+        )
+
+    def _refuse(self, name: str) -> None:
+        if self._sealed and not name.startswith("_"):
+            way = _INSTEAD.get(name, "make another engine with forerun.load or forerun.Engine")
+            if name in schema_of(SamplingParams):
+                way = f"give it with each call: engine.generate(prompt, {name}=...)"
+            raise ConfigError(f"{name} of an engine cannot be set; {way}.")
+
+
+def refuse_unknown(taker: Callable[..., Any], given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse arguments by names that a function or class does not take.
+
+    Args:
+        taker: the function or class.
+        given: names of the arguments that it has not declared.
+        known: further names that it takes.
 
     Raises:
         UnknownNameError: for the first of them, listing the known names.
     """
     parameters = inspect.signature(taker).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    names = [*(one.name for one in parameters if one.kind is not one.VAR_KEYWORD), *known]
     for name in given:
-        raise UnknownNameError(f"argument of {taker.__name__}", name, names)
+        if name not in names:
+            raise UnknownNameError(f"argument of {taker.__name__}", name, names)
 
 
 def check_part(name: str, part: Any) -> None:
@@ -190,13 +262,8 @@ def new_cache(
     """The target's cache, and the same object again if it evicts, otherwise None.
 
     Raises:
-        ConfigError: for anything but a Compression.
         UnsupportedModelError: for a target whose cache cannot evict.
     """
-    if not isinstance(compression, Compression):
-        raise ConfigError(
-            f"compression is {shown(compression)}; it must be a forerun.compression.Compression."
-        )
     if not compression.is_on:
         return target.new_cache(rows, capacity), None
     if not compresses_cache(target):

@@ -220,6 +220,11 @@ class SpeculativeConfig:
                 )
 
 
+def option_names() -> set[str]:
+    """The names of all options of methods and policies."""
+    return {*_declared_by(DRAFTERS), *_declared_by(POLICIES)}
+
+
 def _declared_by(table: Registry) -> dict[str, list[str]]:
     """The methods or policies that declare each option; a package that cannot be loaded declares none."""
     owners: dict[str, list[str]] = {}

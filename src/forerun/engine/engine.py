@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, overload
+from typing import Any, Self, Unpack, overload
 
-from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.added import Added
 from forerun.engine.chat import Message
 from forerun.engine.compatibility import (
+    EngineOptions,
     EngineSettings,
+    Sealed,
     check_engine,
     check_hook,
     check_part,
@@ -21,7 +22,7 @@ from forerun.engine.compatibility import (
 )
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
-from forerun.engine.parts import OnExplained, OnRound, OnTimed, Parts
+from forerun.engine.parts import NoDrafter, NoPolicy, OnExplained, OnRound, OnTimed, Parts
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
@@ -30,13 +31,11 @@ from forerun.engine.sessions import Sessions
 from forerun.engine.stream import Stream, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
-from forerun.options import changes
-from forerun.params import SamplingParams
 from forerun.policies.fixed import FixedPolicy
 from forerun.randomness import Randomness, fresh_seed
 
 
-class Engine(Sessions):
+class Engine(Sealed):
     """Generates exactly the target's own text, with a drafter if one is given.
 
     Threads may share an engine: each call waits for the others' rounds. A hook or a drafter that
@@ -49,14 +48,13 @@ class Engine(Sessions):
         config: configuration of speculation.
         policy: decides how far to speculate; None makes the one that the config names.
         tokenizer: for text prompts, text output and stop strings; not needed for token ids.
-        eos_token_ids: tokens that end a text.
-        max_batch_size: requests that run at once; more wait.
-        max_context: most prompt and output tokens of a request; None means the target's own.
-        prefix_reuse: reuse cached prefixes: of a prompt that begins like an earlier request's text,
-            run only the rest.
-        compression: compression of the target's cache: approximate, and no prefix is reused.
-        sampling_defaults: sampling parameters that apply unless a request sets them, by name.
         randomness: source of random numbers; tests pass one that keeps a record.
+        options: fields of `forerun.engine.compatibility.EngineSettings` by name: `eos_token_ids`,
+            which end a text; `max_batch_size`, requests that run at once; `max_context`, most prompt
+            and output tokens of a request; `prefix_reuse`; `compression`; `sampling_defaults`.
+
+    Attributes:
+        sessions: saves texts of the cache in files, and loads them.
 
     Raises:
         ConfigError: for a combination that cannot work, naming its parts.
@@ -70,22 +68,11 @@ class Engine(Sessions):
         *,
         policy: Policy | None = None,
         tokenizer: Tokenizer | None = None,
-        eos_token_ids: Iterable[int] = (),
-        max_batch_size: int = 1,
-        max_context: int | None = None,
-        prefix_reuse: bool = True,
-        compression: Compression = NO_COMPRESSION,
-        sampling_defaults: Mapping[str, Any] | None = None,
         randomness: Randomness | None = None,
-        **unknown: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        refuse_unknown(Engine, unknown)
-        settings = EngineSettings(
-            max_batch_size,
-            max_context,
-            eos_token_ids,  # type: ignore[arg-type]  # any collection becomes a tuple
-            prefix_reuse,
-        )
+        refuse_unknown(Engine, options, EngineOptions.__annotations__)
+        settings = EngineSettings(**options)  # type: ignore[arg-type]  # converted when it is made
         self.config = SpeculativeConfig() if config is None else config
         check_engine(target, drafter, self.config, settings)
         given = {"policy": policy, "tokenizer": tokenizer, "randomness": randomness}
@@ -94,25 +81,27 @@ class Engine(Sessions):
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = frozenset(settings.eos_token_ids)
         self.max_context = settings.max_context or target.max_context
-        self.max_batch_size, self.compression = settings.max_batch_size, compression
+        self.max_batch_size, self.compression = settings.max_batch_size, settings.compression
         self.policy = None if drafter is None else policy or self.config.make_policy()
+        self._policy = self.policy or NoPolicy()
         self._parts = Parts.of(
             target,
-            drafter,
-            self.policy,
+            NoDrafter() if drafter is None else drafter,
+            self._policy,
             self.config,
             randomness or Randomness(),
             (self.max_batch_size, self.max_context),
-            compression,
+            self.compression,
         )
         self.rules: dict[str, Verifier] = self._parts.rules
         """Rules in use by name; a rule added here replaces that of the table."""
         self._scheduler = Scheduler(self._parts, self.max_batch_size, settings.prefix_reuse)
-        if self.policy is not None:
-            self.policy.rehearse(partial(rehearse, self._scheduler, self.max_context))
+        self._policy.rehearse(partial(rehearse, self._scheduler, self.max_context))
         self._added = Added(self._scheduler)
-        defaults = changes(SamplingParams.from_dict(sampling_defaults or {}))
-        self._intake = Intake(target, tokenizer, self.eos_token_ids, self.max_context, defaults)
+        self._intake = Intake(
+            target, tokenizer, self.eos_token_ids, self.max_context, settings.sampling_defaults
+        )
+        self.sessions = Sessions(self._scheduler, self._intake.prompts, self.max_context)
         self._seal()
 
     def __repr__(self) -> str:
@@ -335,17 +324,16 @@ class Engine(Sessions):
         """
         with self._scheduler.alone():
             self._refuse_work("the policy cannot be exchanged")
-            self._parts.policy = None if self.policy is None else FixedPolicy()
+            self._parts.policy = NoPolicy() if self.policy is None else FixedPolicy()
         try:
             yield
         finally:
-            self._parts.policy = self.policy
+            self._parts.policy = self._policy
 
     def close(self) -> None:
         """End all requests and save what policy `auto` has learned. May be called twice."""
         self._scheduler.drop([*self._scheduler.waiting, *self._scheduler.admitted])
-        if self.policy is not None:
-            self.policy.close()
+        self._policy.close()
 
     def __enter__(self) -> Self:
         return self

@@ -56,6 +56,8 @@ class GuardedDrafter:
             ConfigError: for drafts that were not planned.
         """
         self._has_failed = False
+        if not any(plan.num_tokens for plan in plans):
+            return [NO_DRAFT] * len(batch)
         return self._propose(batch, plans, randomness)
 
     def _propose(

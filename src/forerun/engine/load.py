@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import CausalLM, Drafter, DrafterSetup, Policy
 from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
-from forerun.engine.compatibility import EngineSettings, check_part, refuse_unknown
+from forerun.engine.compatibility import EngineSettings, check_part
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.speculation import Speculation, Speculative
+from forerun.engine.resolve import LoadOptions, Resolved, Speculative, resolve, split
 from forerun.errors import ConfigError, shown
 from forerun.heads import kind_at
 from forerun.heads.files import HeadFiles, open_head
@@ -29,7 +27,7 @@ from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import Placement, RunConfig
 from forerun.models.tokenizer import tokenizer_id
-from forerun.options import Text, check, from_mapping
+from forerun.options import Text, check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,14 +49,13 @@ def load(
     device: str | torch.device = "auto",
     backend: str = "auto",
     kv_dtype: str = "auto",
-    max_batch_size: int = 1,
-    max_context: int | None = None,
-    prefix_reuse: bool = True,
-    compression: Compression | Mapping[str, Any] = NO_COMPRESSION,
     tokenizer: Any = None,
-    **unknown: Any,
+    **options: Unpack[LoadOptions],
 ) -> Engine:
     """Load a model, and a drafter for it, into an engine.
+
+    How to speculate may also be said by name, as on the command line: `load("zoo", method="ngram",
+    num_speculative_tokens=3)`, `load(large, draft_model=small)`.
 
     Args:
         model: `zoo`, the small model that comes with forerun, `smollm2`, a checkpoint's directory,
@@ -76,50 +73,45 @@ def load(
         kv_dtype: precision of the target's keys and values: `auto` (that of the weights, bf16 for
             quantized ones), `fp32`, `bf16`, `int8` or `int4`. It is part of the model, as the
             precision of weights is: drafts are verified with it.
-        max_batch_size: requests that run at once.
-        max_context: most prompt and output tokens of a request; by default the model's own context,
-            4096 tokens at most.
-        prefix_reuse: reuse cached prefixes: of a prompt that begins like an earlier request's text,
-            run only the rest.
-        compression: compression of the target's cache, a `Compression` or a mapping of its options:
-            approximate.
         tokenizer: used instead of the checkpoint's own.
+        options: fields of the config, and settings of the engine: `max_batch_size`, requests that
+            run at once (1); `max_context`, most prompt and output tokens of a request (the model's
+            own context, 4096 tokens at most); `prefix_reuse`, which runs only the rest of a prompt
+            that begins like an earlier request's text (True); `compression` of the target's cache,
+            a `Compression` or a mapping of its options: approximate.
 
     Raises:
         ForerunError: one of its subclasses, saying what is wrong and what to do.
     """
-    refuse_unknown(load, unknown)
+    fields, engine_options = split(load, options)
     placement = Placement(dtype, device, backend, kv_dtype)  # type: ignore[arg-type]  # torch's own are named
-    settings = EngineSettings(max_batch_size, max_context, prefix_reuse=prefix_reuse)
+    settings = EngineSettings(**engine_options)
     check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
-    asked = Speculation.of(speculative, drafter, policy, _name_of(model))
+    asked = resolve(speculative, drafter, policy, _name_of(model), fields)
     target = _open(model, revision, tokenizer)
-    if not isinstance(compression, Compression):
-        compression = from_mapping(Compression, compression)
-    return _assembled(target, asked, placement, settings, tokenizer, compression)
+    return _assembled(target, asked, placement, settings, tokenizer)
 
 
 def _assembled(
     target: Checkpoint,
-    asked: Speculation,
+    asked: Resolved,
     placement: Placement,
     settings: EngineSettings,
     tokenizer: Any,
-    compression: Compression,
 ) -> Engine:
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
     pair = _paired(Pair(target, target.run_config(placement)), placement, config)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never extends beyond the context.
-    tree_slots = 0 if config is None or config.tree is None else MOST_NODES
+    tree_slots = 0 if config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
     tokenizer = target.tokenizer if tokenizer is None else tokenizer
     setup = DrafterSetup(
         rows=rows,
         capacity=context,
-        options={} if config is None else config.options,
+        options=config.options,
         load_draft_model=pair.load_draft,
         encode=tokenizer and partial(tokenizer.encode, add_special_tokens=False),
         tokenizer_id=partial(tokenizer_id, tokenizer),
@@ -128,19 +120,22 @@ def _assembled(
         head=pair.head,
         target=target.load(pair.run),
     )
-    settings = replace(settings, max_context=context, eos_token_ids=tuple(target.eos_token_ids))
+    settings = replace(
+        settings,
+        max_context=context,
+        eos_token_ids=tuple(target.eos_token_ids),
+        sampling_defaults=target.sampling_defaults,
+    )
     made = asked.drafter
-    if config is not None and made is None:
-        made = DRAFTERS.find(str(config.method)).build(setup)
+    if made is None and config.method is not None:
+        made = DRAFTERS.find(config.method).build(setup)
         made.origin = config.model or ""
     return Engine(
         setup.target,
         made,
         config,
         policy=asked.policy,
-        compression=compression,
         tokenizer=tokenizer,
-        sampling_defaults=target.sampling_defaults,
         **vars(settings),
     )
 
@@ -214,14 +209,14 @@ class Pair:
         return self.draft.load(self.draft_run)
 
 
-def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig | None) -> Pair:
+def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig) -> Pair:
     """The pair with the draft model or the head that the config names, if any.
 
     Raises:
         ConfigError: for a head with a method that drafts with a model.
         UnsupportedModelError: for a head of another method.
     """
-    if config is None or config.model is None:
+    if config.model is None:
         return pair
     if config.head is not None:
         return replace(pair, head=open_head(config.model, config.head, config.revision))

@@ -1,4 +1,4 @@
-"""The parts that the rounds of an engine work with, and the hooks that watch rounds."""
+"""Parts that the rounds of an engine work with, parts that do nothing, and the hooks that watch rounds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from forerun.compression import Compression
-from forerun.contracts import Cache, CausalLM, Drafter, Evicts, Policy, Verifier
+from forerun.contracts import Cache, CausalLM, Drafter, Eviction, Policy, Verifier
 from forerun.core import (
     MOST_NODES,
+    NO_DRAFT,
     Draft,
     Exactness,
     PlainReason,
@@ -18,6 +19,7 @@ from forerun.core import (
     Tree,
     Verdict,
 )
+from forerun.drafters.base import BaseDrafter
 from forerun.engine.compatibility import check_depth, new_cache
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.guarded import GuardedDrafter
@@ -60,6 +62,46 @@ OnTimed = Callable[[TimedRound], None]
 """A hook that sees a round after it is over and counted."""
 
 
+ASKED = Plan(0, reason=PlainReason.ASKED)
+"""The plan of a request for which plain decoding was asked."""
+
+
+class NoDrafter(BaseDrafter):
+    """The drafter of an engine without one."""
+
+    name = "none"
+
+    def propose(
+        self,
+        requests: Sequence[Request],
+        plans: Sequence[Plan],
+        randomness: Randomness,
+    ) -> list[Draft]:
+        return [NO_DRAFT] * len(requests)
+
+
+class NoPolicy(Policy):
+    """The policy of an engine without a drafter: all rounds are plain."""
+
+    name = "none"
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [ASKED] * len(requests)
+
+
+class NoEviction:
+    """The eviction of a cache that keeps all tokens."""
+
+    def commit(self, row: int) -> None:
+        """Do nothing."""
+
+    def evict(self, row: int) -> None:
+        """Do nothing."""
+
+    def until_eviction(self, row: int) -> None:
+        """None: there will be no eviction."""
+
+
 @dataclass
 class Parts:
     """The parts that rounds work with.
@@ -67,11 +109,11 @@ class Parts:
     Args:
         target: the model that verifies.
         cache: the target's cache.
-        evicts: the cache again if it evicts.
+        eviction: the cache again if it evicts, otherwise an object that does nothing.
         randomness: source of all draws.
         config: configuration of speculation.
         guarded: the drafter.
-        policy: None decodes plainly, as does a missing drafter.
+        policy: plans the rounds.
         tree: the config's tree, read from its file.
         rules: rules in use by name; a rule added here replaces that of the table.
         on_round, on_explained, on_timed: hooks.
@@ -79,11 +121,11 @@ class Parts:
 
     target: CausalLM
     cache: Cache
-    evicts: Evicts | None
+    eviction: Eviction
     randomness: Randomness
     config: SpeculativeConfig
-    guarded: GuardedDrafter | None = None
-    policy: Policy | None = None
+    guarded: GuardedDrafter
+    policy: Policy
     tree: Tree | str | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
@@ -94,8 +136,8 @@ class Parts:
     def of(
         cls,
         target: CausalLM,
-        drafter: Drafter | None,
-        policy: Policy | None,
+        drafter: Drafter,
+        policy: Policy,
         config: SpeculativeConfig,
         randomness: Randomness,
         size: tuple[int, int],
@@ -110,30 +152,34 @@ class Parts:
         tree = resolve_tree(config.tree)
         check_depth(tree, config)
         rows, capacity = size
-        if drafter is not None and (drafter.draws_trees or tree is not None):
+        if drafter.draws_trees or tree is not None:
             capacity += MOST_NODES
         cache, evicts = new_cache(target, rows, capacity, compression)
-        guarded = None if drafter is None else GuardedDrafter(drafter, target, cache)
-        parts = cls(target, cache, evicts, randomness, config, guarded, policy, tree)
-        if drafter is not None and policy is not None:
-            drafter.attach(cache)
-            policy.attach(target, drafter, rows)
+        guarded, eviction = GuardedDrafter(drafter, target, cache), evicts or NoEviction()
+        parts = cls(target, cache, eviction, randomness, config, guarded, policy, tree)
+        drafter.attach(cache)
+        policy.attach(target, drafter, rows)
         return parts
 
     @property
-    def drafter(self) -> Drafter | None:
+    def drafter(self) -> Drafter:
         """The drafter itself, for reading its declarations."""
-        return None if self.guarded is None else self.guarded.drafter
+        return self.guarded.drafter
+
+    @property
+    def evicts(self) -> bool:
+        """True if the cache evicts tokens."""
+        return not isinstance(self.eviction, NoEviction)
 
     @property
     def exactness(self) -> Exactness:
         """Exactness of the target, unless drafter, named rule or cache change the distribution."""
-        methods = [] if self.evicts is None else [Exactness.APPROXIMATE]
-        if self.drafter is not None:
-            methods.append(self.drafter.exactness)
-            if self.config.rejection_sample_method != AUTO:
-                methods.append(self.rule_named(self.config.rejection_sample_method).exactness)
-        return Exactness.APPROXIMATE if Exactness.APPROXIMATE in methods else self.target.exactness
+        rule = self.config.rejection_sample_method
+        promises = [self.drafter.exactness]
+        if rule != AUTO and not isinstance(self.drafter, NoDrafter):
+            promises.append(self.rule_named(rule).exactness)
+        approximate = self.evicts or Exactness.APPROXIMATE in promises
+        return Exactness.APPROXIMATE if approximate else self.target.exactness
 
     def rule_named(self, name: str) -> Verifier:
         if name not in self.rules:

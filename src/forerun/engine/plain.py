@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import perf_counter
 
-from forerun.contracts import Cache, CausalLM, Evicts
+from forerun.contracts import Cache, CausalLM, Eviction
 from forerun.core import Batch, Origin, PlainReason, Verdict
 from forerun.engine.requests import Running, TokenEvent, TokenLogprob, token_logprobs
 from forerun.models.running import prefill_chunks
@@ -22,7 +22,7 @@ def decode_plain(
     cache: Cache,
     running: Running,
     randomness: Randomness,
-    evicts: Evicts | None = None,
+    eviction: Eviction,
 ) -> Iterator[TokenEvent]:
     """Decode one request token by token.
 
@@ -31,18 +31,16 @@ def decode_plain(
         cache: its cache.
         running: the request, with the tokens generated so far.
         randomness: source of random numbers.
-        evicts: the cache again if it evicts.
+        eviction: the cache's.
     """
     request = running.request
     started = perf_counter()
     for _ in prefill_chunks(target, cache, [request.row], [request.token_ids[:-1]]):
-        if evicts is not None:
-            evicts.commit(request.row)
+        eviction.commit(request.row)
     running.stats.prefill_seconds += perf_counter() - started
     while not running.finished:
         started = perf_counter()
-        if evicts is not None:
-            evicts.evict(request.row)
+        eviction.evict(request.row)
         token, logprobs = _next_token(target, cache, running, randomness)
         running.commit(running.outcome(Verdict((), (token,), (Origin.PLAIN,))), logprobs)
         running.stats.count_plain(PlainReason.ASKED)

@@ -70,7 +70,7 @@ def rehearse(
     """
     parts = scheduler.parts
     most = sum(lengths) + len(lengths)
-    if parts.evicts is not None or room < PROMPT + most + 1:
+    if parts.evicts or room < PROMPT + most + 1:
         return []
     ids = [1 + place % (parts.target.vocab_size - 1) for place in range(PROMPT)]
     # Keeps the text out of the stores that drafters keep by namespace.
@@ -88,7 +88,7 @@ def rehearse(
     parts.policy, parts.on_timed = _Steps(lengths, member), note
     if member == FILLER:
         parts.policy = _Steps(lengths, None)
-        filler = cast(Drafter, _Filler(cast(Drafter, parts.drafter)))
+        filler = cast(Drafter, _Filler(parts.drafter))
         parts.guarded = GuardedDrafter(filler, parts.target, parts.cache)
     try:
         scheduler.submit([running])

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forerun.contracts import Cache, Drafter, Verifier
+from forerun.contracts import Cache, Verifier
 from forerun.core import (
-    NO_DRAFT,
     Batch,
     Draft,
     Drawing,
@@ -29,18 +28,18 @@ from forerun.core import (
     Verdict,
 )
 from forerun.engine.guarded import trim
-from forerun.engine.parts import Parts, TimedRound
+from forerun.engine.parts import ASKED, Parts, TimedRound
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
-from forerun.verification import TargetRows, drawing_for, resolve
+from forerun.verification import TargetRows, drawing_for, rule_for, rule_of
 from forerun.verification.explain import explain
 
 logger = logging.getLogger(__name__)
 
-_ASKED, _SHORT = Plan(0, reason=PlainReason.ASKED), Plan(0, reason=PlainReason.SHORT)
-_EVICTS, _FAILED = Plan(0, reason=PlainReason.EVICTS), Plan(0, reason=PlainReason.FAILED)
+_SHORT, _EVICTS = Plan(0, reason=PlainReason.SHORT), Plan(0, reason=PlainReason.EVICTS)
+_FAILED = Plan(0, reason=PlainReason.FAILED)
 
 
 def run_round(parts: Parts, batch: Sequence[Running]) -> None:
@@ -52,32 +51,30 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     """
     requests = [running.request for running in batch]
     started = perf_counter()
-    if parts.evicts is not None:
-        for request in requests:
-            parts.evicts.evict(request.row)
+    for request in requests:
+        parts.eviction.evict(request.row)
     plans = _plan(parts, batch)
-    drafts = _propose(parts, batch, plans)
+    drafts = parts.guarded.propose(batch, plans, parts.randomness)
     drafted = perf_counter()
     output = _run_target(parts, requests, drafts)
     ran = perf_counter()
-    rows, verdicts = _verify(parts, drafts, output, requests)
+    rules = [rule_of(plan.rule, draft) for plan, draft in zip(plans, drafts, strict=True)]
+    rows, verdicts = _verify(parts, rules, drafts, output, requests)
     outcomes = [running.outcome(v) for running, v in zip(batch, verdicts, strict=True)]
     verdicts = [outcome.verdict for outcome in outcomes]
     logprobs = [_logprobs(rows, index, verdict) for index, verdict in enumerate(verdicts)]
-    _show(parts, rows, verdicts)
+    _show(parts, rules, rows, verdicts)
     for running, outcome, values, draft in zip(batch, outcomes, logprobs, drafts, strict=True):
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
         running.commit(outcome, values, draft)
     try:
-        if parts.guarded is not None:
-            parts.guarded.observe(batch, drafts, verdicts, output)
+        parts.guarded.observe(batch, drafts, verdicts, output)
     finally:
         times = RoundTimes(drafted - started, ran - drafted, perf_counter() - ran)
         done = TimedRound(requests, plans, drafts, verdicts, times)
         _count(batch, done)
-    if parts.policy is not None:
-        parts.policy.observe(requests, drafts, verdicts, times)
+    parts.policy.observe(requests, drafts, verdicts, times)
     if parts.on_timed is not None:
         parts.on_timed(done)
 
@@ -89,47 +86,35 @@ def settle(cache: Cache, running: Running) -> None:
 
 
 def _plan(parts: Parts, batch: Sequence[Running]) -> list[Plan]:
-    """The policy's plans, cut to the tokens that can still be emitted, with the tree and the way to draw."""
-    if parts.policy is None or parts.guarded is None:
-        return [_ASKED] * len(batch)
-    guarded, drafter = parts.guarded, parts.guarded.drafter
-    plans = []
+    """The policy's plans, each with its rule and, if it drafts, with its drawing and tree."""
     planned = parts.policy.plan([running.request for running in batch])
     if len(planned) != len(batch):
         raise ConfigError(
             f"policy {parts.policy.name!r} made {len(planned)} plans for {len(batch)} requests; "
             "make one for each."
         )
-    for running, plan in zip(batch, planned, strict=True):
-        if not running.request.speculative or not plan.num_tokens:
-            plans.append(plan if running.request.speculative else _ASKED)
-            continue
-        # Every round emits one token beyond the draft; tokens beyond the limit would be discarded.
-        most = min(plan.num_tokens, running.room - 1)
-        left = None if parts.evicts is None else parts.evicts.until_eviction(running.request.row)
-        if most < 1 or left == 1 or guarded.leaves_out(running):
-            plans.append(_SHORT if most < 1 else _EVICTS if left == 1 else _FAILED)
-            continue
-        most = most if left is None else min(most, left - 1)
-        drawing = _drawing(parts, drafter, running.request)
-        nodes, acceptance = parts.config.num_tree_nodes, drafter.acceptance
-        made = plan_tree(parts.tree, nodes, most, drawing, acceptance)
-        if plan.member is not None or plan.whole:
-            made = replace(made, member=plan.member, whole=plan.whole)
-        plans.append(made)
-    return plans
+    return [_complete(parts, *pair) for pair in zip(batch, planned, strict=True)]
 
 
-def _drawing(parts: Parts, drafter: Drafter, request: Request) -> Drawing:
-    wanted = drawing_for(parts.config.rejection_sample_method, request)
-    drawn = parts.config.draft_sample_method != "greedy" and wanted in drafter.drawings
-    return wanted if drawn else Drawing.GREEDY
-
-
-def _propose(parts: Parts, batch: Sequence[Running], plans: list[Plan]) -> list[Draft]:
-    if parts.guarded is None or not any(plan.num_tokens for plan in plans):
-        return [NO_DRAFT] * len(batch)
-    return parts.guarded.propose(batch, plans, parts.randomness)
+def _complete(parts: Parts, running: Running, plan: Plan) -> Plan:
+    """A plan cut to the tokens that can still be emitted, with its rule, drawing and tree."""
+    request, config, drafter = running.request, parts.config, parts.drafter
+    rule = rule_for(config.rejection_sample_method, request)
+    # Every round emits one token beyond the draft; tokens beyond the limit would be discarded.
+    most = min(plan.num_tokens, running.room - 1)
+    left = parts.eviction.until_eviction(request.row)
+    if not request.speculative:
+        plan = ASKED
+    elif plan.num_tokens and (most < 1 or left == 1 or parts.guarded.leaves_out(running)):
+        plan = _SHORT if most < 1 else _EVICTS if left == 1 else _FAILED
+    if not plan.num_tokens:
+        return plan if plan.rule == rule else replace(plan, rule=rule)
+    most = most if left is None else min(most, left - 1)
+    drawing = drawing_for(rule, request)
+    if config.draft_sample_method == "greedy" or drawing not in drafter.drawings:
+        drawing = Drawing.GREEDY
+    tree = plan_tree(parts.tree, config.num_tree_nodes, most, drawing, drafter.acceptance)
+    return replace(tree, member=plan.member, whole=plan.whole, rule=rule)
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:
@@ -145,7 +130,7 @@ def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> F
         trees=[draft.tree.rooted for draft in drafts],
         layers=layers,
         hidden_in=hidden_in,
-        hidden_layers=parts.drafter.hidden_layers if parts.drafter is not None else (),
+        hidden_layers=parts.drafter.hidden_layers,
     )
     return parts.target.forward(batch, parts.cache)
 
@@ -153,7 +138,7 @@ def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> F
 def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> tuple[range | None, Tensor | None]:
     """The layers left to run, and their input, if the drafter has run the target's first layers itself."""
     states = [draft.hidden for draft in drafts if draft.hidden is not None]
-    if not states or parts.drafter is None:
+    if not states:
         return None, None
     assert len(states) == len(drafts), "the first layers were run for all requests or for none"
     layers = range(parts.drafter.shared_layers, parts.target.num_layers)
@@ -161,16 +146,18 @@ def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> tuple[range | Non
 
 
 def _verify(
-    parts: Parts, drafts: list[Draft], output: ForwardOutput, requests: list[Request]
+    parts: Parts,
+    rules: list[str],
+    drafts: list[Draft],
+    output: ForwardOutput,
+    requests: list[Request],
 ) -> tuple[TargetRows, list[Verdict]]:
     """Verify all drafts, those under the same rule together."""
     assert output.logits is not None
     rows = TargetRows(output.logits, drafts, requests)
     groups: dict[str, list[int]] = {}
-    for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-        groups.setdefault(resolve(parts.config.rejection_sample_method, request, draft), []).append(
-            index
-        )
+    for index, name in enumerate(rules):
+        groups.setdefault(name, []).append(index)
     verdicts: dict[int, Verdict] = {}
     for name, indices in groups.items():
         made = _verify_by(parts.rule_named(name), rows, indices, parts.randomness)
@@ -194,7 +181,7 @@ def _verify_by(
         rows.adopt(part, indices)
 
 
-def _show(parts: Parts, rows: TargetRows, verdicts: list[Verdict]) -> None:
+def _show(parts: Parts, rules: list[str], rows: TargetRows, verdicts: list[Verdict]) -> None:
     """Call the hooks with the round; explanations are computed only for their hook."""
     if parts.on_round is None and parts.on_explained is None:
         return
@@ -202,8 +189,8 @@ def _show(parts: Parts, rows: TargetRows, verdicts: list[Verdict]) -> None:
         if parts.on_round is not None:
             parts.on_round(request, draft, verdicts[index])
         if parts.on_explained is not None:
-            rule = resolve(parts.config.rejection_sample_method, request, draft)
-            explanation = explain(parts.rule_named(rule), rows, index, parts.randomness)
+            rule = parts.rule_named(rules[index])
+            explanation = explain(rule, rows, index, parts.randomness)
             parts.on_explained(request, draft, verdicts[index], explanation)
 
 

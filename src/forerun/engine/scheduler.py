@@ -44,7 +44,7 @@ class Scheduler:
     def __init__(self, parts: Parts, num_rows: int, prefix_reuse: bool = True) -> None:
         self.parts, self.cache = parts, parts.cache
         # A row that has evicted tokens of one text lacks them for other texts.
-        self.prefix_reuse = prefix_reuse and parts.evicts is None
+        self.prefix_reuse = prefix_reuse and not parts.evicts
         self.waiting: deque[Running] = deque()
         self.rows: list[Running | None] = [None] * num_rows
         self.past = Stats()
@@ -267,8 +267,7 @@ class Scheduler:
         """Forget the tokens that a row holds, also in the drafter."""
         self._held[row] = []
         self.cache.trim(row, 0)
-        if self.parts.drafter is not None:
-            self.parts.drafter.clear_row(row)
+        self.parts.drafter.clear_row(row)
 
     def _used(self, row: int) -> None:
         """Mark a row as the last one in use."""
@@ -294,10 +293,8 @@ class Scheduler:
 
     def _run(self, running: Running, start: int, stop: int) -> None:
         """Run the tokens of a prompt from `start` to `stop`, without logits."""
-        request, guarded = running.request, self.parts.guarded
-        layers = () if guarded is None else guarded.drafter.hidden_layers
-        if self.parts.evicts is not None:
-            self.parts.evicts.commit(request.row)
+        request, layers = running.request, self.parts.drafter.hidden_layers
+        self.parts.eviction.commit(request.row)
         batch = Batch.after(
             self.cache,
             [request.row],
@@ -306,8 +303,8 @@ class Scheduler:
             logits_for="none",
         )
         output = self.parts.target.forward(batch, self.cache)
-        if guarded is not None and layers:
-            guarded.observe_prefill(running, start, output)
+        if layers:
+            self.parts.guarded.observe_prefill(running, start, output)
 
     def _best_row(self, token_ids: list[int]) -> int:
         """The free row that shares most tokens with a prompt; among equals the one idle for longest."""
@@ -343,13 +340,11 @@ class Scheduler:
     def _end(self, row: int, running: Running) -> None:
         """Free the row of a request that has ended; each step may be repeated."""
         failure: Exception | None = None
-        if self.parts.guarded is not None:
-            self.parts.guarded.release(running)
-        if self.parts.policy is not None:
-            try:
-                self.parts.policy.release(running.request)
-            except Exception as error:
-                failure = error
+        self.parts.guarded.release(running)
+        try:
+            self.parts.policy.release(running.request)
+        except Exception as error:
+            failure = error
         if self._counted is not running:
             self.past, self._counted = Stats.total([self.past, running.stats]), running
         # After the plain loop the row is not reused: no drafter has seen its hidden states.

@@ -120,7 +120,7 @@ class SessionFile:
         self.name = f"session {printable(path)}"
         if not is_regular(path):
             raise SessionError(
-                f"{self.name} is not a file; give one that save_session has written."
+                f"{self.name} is not a file; give one that sessions.save has written."
             )
         with self._reading():
             self.nbytes = Path(path).stat().st_size
@@ -130,7 +130,7 @@ class SessionFile:
         self._file = file
         if metadata.get("format") != FORMAT:
             raise SessionError(
-                f"{self.name} is a file of safetensors and no session; give one that save_session has "
+                f"{self.name} is a file of safetensors and no session; give one that sessions.save has "
                 "written."
             )
         if metadata.get("version") != VERSION:

@@ -12,11 +12,8 @@ from torch import Tensor
 import forerun
 from forerun.contracts import Ability, CausalLM, SavesRows
 from forerun.core import Batch, Exactness
-from forerun.engine.intake import Intake
-from forerun.engine.parts import Parts
-from forerun.engine.prompts import Prompt
+from forerun.engine.prompts import Prompt, PromptReader
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.sealed import Sealed
 from forerun.engine.session_file import Contents, Session, SessionFile, write_session
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError, shown
 
@@ -31,16 +28,20 @@ _TOLD = ("model", "forerun")
 _NONE: Mapping[str, str] = {}
 
 
-class Sessions(Sealed):
-    """The part of an engine that saves and loads sessions."""
+class Sessions:
+    """Saves texts that an engine's cache holds, and loads them again.
 
-    target: CausalLM
-    max_context: int
-    _parts: Parts
-    _scheduler: Scheduler
-    _intake: Intake
+    Args:
+        scheduler: the engine's.
+        prompts: turns prompts into token ids.
+        max_context: most prompt and output tokens of a request.
+    """
 
-    def save_session(
+    def __init__(self, scheduler: Scheduler, prompts: PromptReader, max_context: int) -> None:
+        self._scheduler, self._prompts, self._max_context = scheduler, prompts, max_context
+        self._parts, self._target = scheduler.parts, scheduler.parts.target
+
+    def save(
         self,
         path: str | os.PathLike[str],
         prompt: Prompt | None = None,
@@ -61,18 +62,18 @@ class Sessions(Sealed):
             UnsupportedModelError: for a model whose cache cannot be saved.
             SessionError: if the file cannot be written.
         """
-        self.check_sessions()
-        token_ids = None if prompt is None else self._intake.prompts.read(prompt)
+        self.check()
+        token_ids = None if prompt is None else self._prompts.read(prompt)
         if not all(isinstance(text, str) for pair in notes.items() for text in pair):
             raise ConfigError(f"notes are {shown(notes)}; they must be texts by name.")
         with self._scheduler.alone():
             row, held = self._scheduler.kept(token_ids)
-            probe = _probe(self.target, held)
-            contents = Contents(tuple(held), probe, _facts(self.target, self._rows), notes)
+            probe = _probe(self._target, held)
+            contents = Contents(tuple(held), probe, _facts(self._target, self._rows), notes)
             return write_session(path, contents, self._rows, row)
 
-    def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Read a session saved by `save_session` into a free row.
+    def load(self, path: str | os.PathLike[str]) -> Session:
+        """Read a session written by `save` into a free row.
 
         Of a prompt that begins with its tokens only the rest is run. Nothing changes if it fails.
 
@@ -82,39 +83,39 @@ class Sessions(Sealed):
             ConfigError: if no row is free, prefixes are not reused, or the cache evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
         """
-        self.check_sessions()
+        self.check()
         file = SessionFile(path)
-        _check_facts(file, _facts(self.target, self._rows))
+        _check_facts(file, _facts(self._target, self._rows))
         count = len(file.contents.token_ids)
-        if count >= self.max_context:
+        if count >= self._max_context:
             raise SessionError(
-                f"{file.name} holds {count} tokens and the context is {self.max_context}, one of them for "
+                f"{file.name} holds {count} tokens and the context is {self._max_context}, one of them for "
                 f"output; raise max_context to {count + 1} or more."
             )
         file.check(self._rows)
         with self._scheduler.alone():
-            _check_probe(file, self.target)
+            _check_probe(file, self._target)
             held = list(file.contents.token_ids)
             self._scheduler.fill_row(held, lambda row: file.read_into(self._rows, row))
         return file.session
 
-    def check_sessions(self) -> None:
+    def check(self) -> None:
         """Check that sessions can be saved and loaded here.
 
         Raises:
             ConfigError: if prefixes are not reused, or the cache evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
         """
-        if self._parts.evicts is not None:
+        if self._parts.evicts:
             raise ConfigError(
                 "a cache that evicts cannot be saved as a session: what it has evicted is gone, so that "
                 "another text could not go on from it; leave kv_method out."
             )
         if not self._scheduler.prefix_reuse:
             raise ConfigError("sessions need prefix_reuse, which is off; leave it on.")
-        if Ability.SESSIONS not in self.target.abilities:
+        if Ability.SESSIONS not in self._target.abilities:
             raise UnsupportedModelError(
-                f"the cache of {self.target.name} cannot be saved as a session; load a model that forerun "
+                f"the cache of {self._target.name} cannot be saved as a session; load a model that forerun "
                 "runs itself, with backend 'kernels' or 'torch'."
             )
 

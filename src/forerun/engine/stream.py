@@ -94,7 +94,7 @@ def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]
         scheduler.take_row(running)
     parts = scheduler.parts
     try:
-        events = decode_plain(parts.target, parts.cache, running, parts.randomness, parts.evicts)
+        events = decode_plain(parts.target, parts.cache, running, parts.randomness, parts.eviction)
         while not running.finished:
             with scheduler.alone():
                 # None if another thread has cancelled it meanwhile.

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.contracts import Drafter, Policy
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
-from forerun.engine.speculation import Speculative
+from forerun.engine.resolve import Speculative
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.hf.kept import kept_with
 from forerun.hf.settings import ends_of, mask_of, pad_token, refuse_unknown, sampling_of

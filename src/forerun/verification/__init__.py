@@ -22,8 +22,9 @@ __all__ = [
     "TargetRows",
     "drawing_for",
     "make_rule",
-    "resolve",
+    "rule_for",
     "rule_names",
+    "rule_of",
     "verify_one",
 ]
 
@@ -68,24 +69,25 @@ def verify_one(
     return rule.verify([draft], rows, [request], randomness)[0]
 
 
-def resolve(name: str, request: Request, draft: Draft) -> str:
-    """Name of the rule that verifies this draft if `name` was asked for.
-
-    `auto` is coupled for requests with a seed, token for point masses, block for drawn chains,
-    traversal for drawn trees. A rule for drawn drafts leaves point masses (greedy requests) to the
-    token rule.
-    """
-    if name == AUTO:
-        if request.params.seed is not None:
-            return "coupled"
-        name = "block" if draft.tree.is_chain else "traversal"
-    point_mass = draft.probs is None and len(draft) > 0
-    return "token" if name in FOR_DRAWN and point_mass else name
+def rule_for(name: str, request: Request) -> str:
+    """The rule to plan for if `name` was asked for: `auto` is coupled for requests with a seed."""
+    return "coupled" if name == AUTO and request.params.seed is not None else name
 
 
-def drawing_for(name: str, request: Request) -> Drawing:
-    """The way to draw drafts for the rule `name`, if the drafter can choose."""
+def drawing_for(rule: str, request: Request) -> Drawing:
+    """The way to draw drafts for a planned rule, if the drafter can choose."""
     if request.params.greedy:
         return Drawing.GREEDY
-    coupled = name == "coupled" or (name == AUTO and request.params.seed is not None)
-    return Drawing.COUPLED if coupled else Drawing.SAMPLED
+    return Drawing.COUPLED if rule == "coupled" else Drawing.SAMPLED
+
+
+def rule_of(rule: str, draft: Draft) -> str:
+    """The rule that verifies a draft, from the planned one.
+
+    `auto` is token for point masses, block for drawn chains, traversal for drawn trees. A rule for
+    drawn drafts leaves point masses (greedy requests) to the token rule.
+    """
+    if rule == AUTO:
+        rule = "block" if draft.tree.is_chain else "traversal"
+    point_mass = draft.probs is None and len(draft) > 0
+    return "token" if rule in FOR_DRAWN and point_mass else rule

@@ -27,7 +27,7 @@ from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
 from forerun.costs.hardware import HARDWARE, Hardware
 from forerun.engine.load import Pair
-from forerun.engine.pairs import KNOWN_DRAFTS
+from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.errors import ConfigError
 from forerun.models.memory import check_memory
 from forerun.models.placement import Placement

@@ -15,7 +15,7 @@ from forerun.bench.tune.records import Records
 from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.bench.verdict import Verdict, verdicts
 from forerun.drafters import DRAFTERS
-from forerun.engine.pairs import KNOWN_DRAFTS, default_method
+from forerun.engine.resolve import KNOWN_DRAFTS, default_method
 from forerun.errors import ConfigError, ForerunError
 from forerun.heads import HEADS
 from forerun.models.zoo import packaged_head

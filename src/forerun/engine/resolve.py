@@ -1,0 +1,314 @@
+"""Names to parts: the drafter, its draft model or head and the policy that a caller asks for, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+from forerun.compression import Compression
+from forerun.contracts import Drafter, Policy
+from forerun.core import Tree
+from forerun.drafters import drafters_of
+from forerun.drafters.lookup.kept import CorpusOptions
+from forerun.engine.compatibility import check_part, refuse_unknown
+from forerun.engine.config import SpeculativeConfig, option_names
+from forerun.errors import ConfigError, shown
+from forerun.heads import kind_at
+
+logger = logging.getLogger(__name__)
+
+_QWEN3 = "Qwen/Qwen3-0.6B"
+_QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
+_LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
+_GPT2 = "openai-community/gpt2"
+
+# Drafts of the target's own family and vocabulary, five times smaller or more.
+KNOWN_DRAFTS = {
+    "zoo": "zoo-draft",
+    "Qwen/Qwen3-4B": _QWEN3,
+    "Qwen/Qwen3-8B": _QWEN3,
+    "Qwen/Qwen3-14B": _QWEN3,
+    "Qwen/Qwen3-32B": _QWEN3,
+    "Qwen/Qwen2.5-3B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-14B-Instruct": _QWEN25,
+    "Qwen/Qwen2.5-32B-Instruct": _QWEN25,
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA,
+    "meta-llama/Llama-3.1-70B-Instruct": _LLAMA,
+    "meta-llama/Llama-3.3-70B-Instruct": _LLAMA,
+    "openai-community/gpt2-large": _GPT2,
+    "openai-community/gpt2-xl": _GPT2,
+    "gpt2-large": "gpt2",
+    "gpt2-xl": "gpt2",
+}
+
+# Members of a cascade in their order; the number is the most tokens that a member drafts.
+_LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
+
+
+# Names in other engines, and the argument of `load` or field of the config that means the same.
+ELSEWHERE = {
+    "assistant_model": "draft_model",
+    "context_length": "max_context",
+    "ctx_size": "max_context",
+    "draft_max": "num_speculative_tokens",
+    "gamma": "num_speculative_tokens",
+    "max_model_len": "max_context",
+    "max_num_seqs": "max_batch_size",
+    "max_seq_len": "max_context",
+    "n_ctx": "max_context",
+    "n_parallel": "max_batch_size",
+    "num_assistant_tokens": "num_speculative_tokens",
+    "num_draft_tokens": "num_speculative_tokens",
+    "prompt_lookup_num_tokens": "num_speculative_tokens",
+    "speculative_config": "speculative",
+    "speculative_model": "draft_model",
+}
+
+
+class LoadOptions(TypedDict, total=False):
+    """Further arguments of `load`, for type checkers: settings of the engine, and fields of the config."""
+
+    max_batch_size: int
+    max_context: int | None
+    prefix_reuse: bool
+    compression: Compression | Mapping[str, Any]
+    method: str
+    draft_model: str | os.PathLike[str]
+    draft_revision: str
+    num_speculative_tokens: int | None
+    tree: str | Tree | None
+    num_tree_nodes: int
+    rejection_sample_method: str
+    draft_sample_method: str
+    options: Any
+
+
+_SETTINGS = ("max_batch_size", "max_context", "prefix_reuse", "compression")
+_FIELDS = {"draft_model": "model", "draft_revision": "revision"}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The parts of speculation, with no name left open.
+
+    Args:
+        config: names the method and its draft model; without a method and a drafter, plain decoding.
+        drafter, policy: complete parts, given in place of the config's names.
+        note: one sentence on the choices that were made for the caller.
+    """
+
+    config: SpeculativeConfig
+    drafter: Drafter | None = None
+    policy: Policy | None = None
+    note: str | None = None
+
+
+Speculative = SpeculativeConfig | Mapping[str, object] | Resolved | bool
+"""A config, its fields by name, parts that are resolved already, True for the defaults or False for none."""
+
+
+def split(
+    taker: Callable[..., Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Further arguments of `load`: fields of the config, under their own names, and settings of the engine.
+
+    Args:
+        taker: the function that takes them, for messages.
+        options: its further arguments: those of `LoadOptions`, and options of methods and policies.
+
+    Raises:
+        ConfigError: for a name from another engine, with the name here.
+        UnknownNameError: for a name that does not exist.
+    """
+    for name in options:
+        if name in ELSEWHERE:
+            raise ConfigError(f"{name} is called {ELSEWHERE[name]} here; use that name.")
+    unread = options.keys() - LoadOptions.__annotations__.keys()
+    if unread:
+        refuse_unknown(taker, sorted(unread - option_names()), LoadOptions.__annotations__)
+    settings = {name: value for name, value in options.items() if name in _SETTINGS}
+    others = {name: value for name, value in options.items() if name not in _SETTINGS}
+    return {_FIELDS.get(name, name): value for name, value in others.items()}, settings
+
+
+def resolve(
+    speculative: Speculative,
+    drafter: str | Drafter | None,
+    policy: str | Policy | None,
+    target: str,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Resolved:
+    """The parts of speculation that a caller asks for.
+
+    Args:
+        speculative: what `forerun.load` takes.
+        drafter, policy: names or parts.
+        target: the target as the user named it.
+        more: fields of the config beside those of `speculative`, by name.
+
+    Raises:
+        ConfigError: for values that contradict each other or have a wrong type.
+        UnknownNameError: for a name that does not exist.
+    """
+    if speculative is False or isinstance(speculative, Resolved):
+        for name, part in {"drafter": drafter, "policy": policy, **more}.items():
+            if part is not None:
+                how = "False" if speculative is False else "complete"
+                raise ConfigError(
+                    f"speculative is {how}, and {name} is {shown(part)}; leave one out."
+                )
+        return Resolved(SpeculativeConfig()) if speculative is False else speculative
+    config = _config(speculative, more)
+    if isinstance(drafter, str):
+        if "/" in drafter:
+            raise ConfigError(
+                f"drafter is {drafter!r}, which is no method; a draft model is named by "
+                f"draft_model={drafter!r}."
+            )
+        _refuse_both("drafter", drafter, "method", config.method)
+        config = replace(config, method=drafter)
+    if isinstance(policy, str):
+        usual = SpeculativeConfig().policy
+        _refuse_both("policy", policy, "policy", None if config.policy == usual else config.policy)
+        config = replace(config, policy=policy)
+    own_policy = None if isinstance(policy, str) else policy
+    check_part("policy", own_policy)
+    if drafter is None or isinstance(drafter, str):
+        choice = choose(config, target)
+        if choice.note:
+            logger.warning("%s", choice.note)
+        return replace(choice, policy=own_policy)
+    check_part("drafter", drafter)
+    for name in ("method", "model", "revision"):
+        _refuse_both("drafter", shown(drafter), name, getattr(config, name))
+    return Resolved(config, drafter, own_policy)
+
+
+def _config(
+    speculative: SpeculativeConfig | Mapping[str, object] | bool, more: Mapping[str, Any]
+) -> SpeculativeConfig:
+    twice = (
+        []
+        if speculative is True
+        else [n for n in more if not isinstance(speculative, Mapping) or n in speculative]
+    )
+    if twice:
+        raise ConfigError(
+            f"{twice[0]} is given beside speculative, which sets it; leave one of them out."
+        )
+    if speculative is True or isinstance(speculative, Mapping):
+        return SpeculativeConfig.from_dict({**({} if speculative is True else speculative), **more})
+    if not isinstance(speculative, SpeculativeConfig):
+        raise ConfigError(
+            f"speculative is {shown(speculative)}; it must be a SpeculativeConfig, a mapping of its "
+            "fields, True or False."
+        )
+    return speculative
+
+
+def _refuse_both(name: str, value: str, field: str, known: str | None) -> None:
+    if known not in (None, value):
+        raise ConfigError(
+            f"{name} is {value}, and the config's {field} is {known!r}; leave one of them out."
+        )
+
+
+def default_method(model: str | None, target: str) -> str:
+    """The method if none is named: that of a named head, a draft model, or looking up (`suffix`).
+
+    A draft model is used if one is named or known for the target; looking up earlier text needs no
+    model.
+
+    Args:
+        model: the draft model or head, if one is named.
+        target: the target as the user named it.
+    """
+    head = None if model is None else kind_at(model)
+    if head is not None:
+        return head
+    known = model is not None or target.rstrip("/") in KNOWN_DRAFTS
+    return "draft_model" if known else "suffix"
+
+
+def pick_method(
+    model: str | None, target: str, options: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """The method if none is named, with its options.
+
+    It is that of `default_method`. If there is a corpus that this method would not read, it drafts
+    in a cascade after looking up.
+
+    Args:
+        model: the draft model or head, if one is named.
+        target: the target as the user named it.
+        options: the given options.
+    """
+    method, own = default_method(model, target), dict(options)
+    if "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
+        return method, own
+    last = _DRAFT_MODEL if method == "draft_model" else method
+    return "cascade", {"cascade": (_LOOKING_UP, last), **own}
+
+
+def choose(config: SpeculativeConfig, target: str) -> Resolved:
+    """Fill in the method and the draft model that a config leaves open.
+
+    Args:
+        config: `method` and `model` may be None.
+        target: the target as the user named it.
+
+    Raises:
+        ConfigError: for a method that needs a draft model if none is known, and for options that
+            the method does not have.
+    """
+    if config.method is None:
+        method, own = pick_method(config.model, target, config.options)
+        settled = replace(config, method=method, options=own)
+    else:
+        settled = config
+    needs_model = any(drafter.needs_draft_model for drafter in settled.drafters)
+    _check_model(settled, needs_model)
+    if config.model is not None:
+        return Resolved(settled)
+    if settled.head:
+        from forerun.models.zoo import packaged_head  # Here, because models load torch.
+
+        packaged = packaged_head(target, settled.head)
+        if packaged is None:
+            raise ConfigError(
+                f"no {settled.head} head is known for {target}; name the directory of one as the draft model."
+            )
+        return Resolved(replace(settled, model=str(packaged)))
+    if not needs_model:
+        note = f"no draft model is known for {target}: drafting by looking up (suffix)"
+        return Resolved(settled, note=note if config.method is None else None)
+    known = KNOWN_DRAFTS.get(target.rstrip("/"))
+    if known is None:
+        raise ConfigError(
+            f"no draft model is known for {target}; name one, or use method 'suffix'."
+        )
+    note = f"drafting with {known}, the known draft for {target}"
+    return Resolved(replace(settled, model=known), note=None if target == "zoo" else note)
+
+
+def _check_model(config: SpeculativeConfig, needs_model: bool) -> None:
+    """Refuse a draft model or head that the method does not take, and a method that would take both."""
+    if needs_model and config.head:
+        raise ConfigError(
+            f"method {config.method!r} needs a draft model and a head, and one can be named; leave one of "
+            "the methods that it drafts with out."
+        )
+    if config.model is not None and not needs_model and not config.head:
+        raise ConfigError(
+            f"method {config.method!r} takes no draft model; leave the draft model out "
+            "or use method 'draft_model'."
+        )
+    if config.revision is not None and config.model is None:
+        raise ConfigError(
+            f"the draft revision {config.revision!r} belongs to no draft model; name the model too."
+        )
