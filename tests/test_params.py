@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.params import SamplingParams, Warp
+from forerun.params import SamplingOptions, SamplingParams, Warp
 
 
 @pytest.mark.parametrize(
@@ -144,3 +144,8 @@ def test_the_warp_is_what_shapes_a_row() -> None:
 def test_they_survive_pickling() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, stop="a")  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(params)) == params
+
+
+def test_type_checkers_know_all_options() -> None:
+    declared = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert SamplingOptions.__annotations__.keys() == declared

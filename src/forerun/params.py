@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -167,7 +167,7 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.warp.greedy
 
-    @property
+    @cached_property
     def adjusts(self) -> bool:
         """True if logits change before they are warped: by penalties, bias, bans or a mask."""
         lists = self.logit_bias or self.banned_token_ids or self.allowed_token_ids is not None
@@ -178,3 +178,26 @@ class SamplingParams:
         """True if any penalty is on."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0)
         return any(penalties)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams`, for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Iterable[int] | None
+    banned_token_ids: Iterable[int]
+    mask: TokenMask | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Iterable[str] | None
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    logprobs: int | None
+    logprobs_mode: Literal["raw", "processed"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ import pytest
 import torch
 
 import forerun
+from forerun.core import Draft, Plan, Request
+from forerun.drafters.base import LookupDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.compatibility import EngineOptions, EngineSettings
 from forerun.engine.engine import Engine
+from forerun.engine.resolve import ELSEWHERE, LoadOptions
 from forerun.errors import CheckpointError, ConfigError, ForerunError, UnknownNameError
-from forerun.models import Placement, load_model
+from forerun.models import Checkpoint, Placement, load_model
 from forerun.policies import make_policy
 from forerun.policies.fixed import FixedPolicy
 from tests.helpers.engines import GREEDY, Letters, engine
@@ -149,6 +155,90 @@ def test_a_drafter_goes_by_name_or_is_made_already(saved: Path) -> None:
     assert one.generate(PROMPT, SHORT).token_ids == named.generate(PROMPT, SHORT).token_ids
     with pytest.raises(UnknownNameError, match="Did you mean 'ngram'"):
         forerun.load(saved, drafter="ngrm")
+
+
+def test_how_to_speculate_goes_by_name_as_on_the_command_line(saved: Path) -> None:
+    one = forerun.load(saved, method="ngram", num_speculative_tokens=3, max_batch_size=2)
+    assert one.config == forerun.SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert one.max_batch_size == 2
+    more: Any = {"prompt_lookup_max": 2}
+    one = forerun.load(saved, {"method": "ngram"}, **more)
+    assert one.config.options == {"prompt_lookup_max": 2}
+    with pytest.raises(ConfigError, match="method is given beside speculative"):
+        forerun.load(saved, {"method": "ngram"}, method="ngram")
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        forerun.load(saved, forerun.SpeculativeConfig(), method="ngram")
+    with pytest.raises(ConfigError, match="speculative is False"):
+        forerun.load(saved, False, method="ngram")
+    assert LoadOptions.__annotations__.keys() <= {
+        *EngineOptions.__annotations__,
+        *(_RENAMED.get(field.name, field.name) for field in fields(forerun.SpeculativeConfig)),
+    }
+
+
+def test_type_checkers_know_the_settings_of_an_engine() -> None:
+    assert EngineOptions.__annotations__.keys() == {field.name for field in fields(EngineSettings)}
+
+
+_RENAMED = {"model": "draft_model", "revision": "draft_revision"}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_other_engines_are_corrected(saved: Path, name: str) -> None:
+    options: Any = {name: 64}
+    with pytest.raises(ConfigError, match=f"{name} is called {ELSEWHERE[name]} here"):
+        forerun.load(saved, **options)
+
+
+def test_a_draft_model_may_be_in_memory(saved: Path) -> None:
+    target, draft = tiny_model("llama"), tiny_model("qwen3")
+    one = forerun.load(target, draft_model=draft, num_speculative_tokens=3, backend="torch")
+    assert one.drafter is not None
+    assert one.drafter.name == "draft_model"
+    expected = greedy_ids(target, PROMPT)
+    assert one.generate(PROMPT, SHORT, ignore_eos=True).token_ids == expected
+    opened = Checkpoint.open(saved)
+    two = forerun.load(tiny_model("llama"), draft_model=opened, tokenizer=opened.tokenizer)
+    assert two.config.model == str(saved)
+    with pytest.raises(ConfigError, match="draft_model is 7; it must be a name"):
+        forerun.load(saved, draft_model=7)
+
+
+def test_a_drafter_that_is_given_needs_no_build(saved: Path) -> None:
+    class Repeats(LookupDrafter):
+        name = "repeats"
+
+        def draft(self, request: Request, plan: Plan) -> Draft:
+            return Draft.chain(request.token_ids[-1:] * plan.num_tokens)
+
+    one = forerun.load(saved, drafter=Repeats())
+    expected = forerun.load(saved, False).generate(PROMPT, SHORT).token_ids
+    assert one.generate(PROMPT, SHORT).token_ids == expected
+    with pytest.raises(ConfigError, match="Repeats defines no build"):
+        Repeats.build(Any)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path) -> None:
+    made = tiny_model("llama")
+    made.save_pretrained(tmp_path)
+    one = forerun.load(tmp_path, backend="torch")
+    assert one.generate(PROMPT, SHORT, ignore_eos=True).token_ids == greedy_ids(made, PROMPT)
+    assert one.generate(PROMPT, SHORT).text == ""
+    with pytest.raises(ConfigError, match="a prompt as text needs a tokenizer"):
+        one.generate("t5")
+
+
+def test_a_completion_is_ready_for_json(saved: Path) -> None:
+    one = forerun.load(saved, method="ngram")
+    completion = one.generate([5, 6, 7, 5, 6], SHORT, logprobs=1)
+    content = json.loads(json.dumps(completion.as_dict()))
+    assert content["text"] == completion.text
+    assert content["token_ids"] == list(completion.token_ids)
+    assert content["stats"]["num_emitted_tokens"] == len(completion.token_ids)
+    assert len(content["logprobs"]) == len(completion.token_ids)
+    assert content["rounds"][0]["draft_ids"] == list(completion.rounds[0].draft_ids)
+    assert content["error"] is None
+    assert content.keys() == {field.name for field in fields(completion)}
 
 
 def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_template_variable_among_sampling_options_is_explained() -> None:
     tokenizer = tokenizer_of(PUBLISHED["qwen3"])
     one = Engine(ToyModel(len(tokenizer), max_context=256), tokenizer=tokenizer)
     with pytest.raises(ConfigError, match=r"template_vars={'enable_thinking'"):
-        one.chat(ASKED, enable_thinking=False)
+        one.chat(ASKED, enable_thinking=False)  # type: ignore[call-arg]
 
 
 def test_complete_parameters_are_used_as_they_are() -> None:

@@ -30,7 +30,7 @@ from forerun.errors import (
     UnsupportedModelError,
 )
 from forerun.testing import ToyModel
-from tests.helpers.tiny_models import tiny_model
+from tests.helpers.tiny_models import random_model, tiny_config, tiny_model
 
 FAMILIES = ["gpt2", "llama", "gemma2"]
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -275,11 +275,56 @@ def test_what_forerun_does_not_have_is_refused(name: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_an_assistant_and_a_filled_cache_are_refused() -> None:
+def test_an_assistant_drafts() -> None:
+    """As transformers' users ask for it; 7 tokens of draft at most."""
+    made, assistant = tiny_model("llama"), tiny_model("qwen3")
+    options: dict[str, Any] = {"assistant_model": assistant, "num_assistant_tokens": 7}
+    same(*both(made, **options))
+    engine = made._forerun.engine
+    assert engine.drafter.name == "draft_model"
+    assert engine.config.num_speculative_tokens == 7
+    same(*both(made, **options))
+    assert made._forerun.engine is engine
+    with torch.no_grad():
+        assistant.lm_head.weight.mul_(-1)
+    same(*both(made, **options))
+    assert made._forerun.engine is not engine
+    same(*both(made))
+    assert made._forerun.engine.drafter.name == "suffix"
+
+
+def test_an_assistant_of_another_vocabulary_is_refused() -> None:
+    made = tiny_model("llama")
+    options: dict[str, Any] = {"max_new_tokens": 4, "custom_generate": forerun.hf.generate}
+    config = tiny_config("llama")
+    config.vocab_size = 40
+    other = random_model(config)
+    with pytest.raises(ConfigError, match="the target has 61 tokens and the draft model 40"):
+        made.generate(PROMPT, assistant_model=other, **options)
+    with pytest.raises(ConfigError, match="two drafters"):
+        made.generate(PROMPT, assistant_model=made, prompt_lookup_num_tokens=3, **options)
+    with pytest.raises(ConfigError, match="takes no draft model"):
+        made.generate(PROMPT, assistant_model=model("gpt2"), drafter="suffix", **options)
+
+
+def test_a_lookup_drafts() -> None:
+    made = tiny_model("llama")
+    same(*both(made, prompt_lookup_num_tokens=3, max_matching_ngram_size=2))
+    engine = made._forerun.engine
+    assert engine.drafter.name == "ngram"
+    assert engine.config.num_speculative_tokens == 3
+    assert engine.config.options == {"prompt_lookup_max": 2}
+
+
+def test_other_drafters_of_transformers_are_refused() -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4, "custom_generate": forerun.hf.generate}
+    with pytest.raises(ConfigError, match="assistant_early_exit is set"):
+        model("llama").generate(PROMPT, assistant_early_exit=1, **options)
+
+
+def test_a_filled_cache_is_refused() -> None:
     made = model("llama")
     options: dict[str, Any] = {"max_new_tokens": 4, "custom_generate": forerun.hf.generate}
-    with pytest.raises(ConfigError, match="give a drafter"):
-        made.generate(PROMPT, assistant_model=model("gpt2"), **options)
     cache = made(PROMPT[:, :4]).past_key_values
     with pytest.raises(ConfigError, match="past_key_values holds tokens"):
         made.generate(PROMPT, past_key_values=cache, **options)

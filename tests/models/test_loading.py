@@ -128,6 +128,12 @@ def test_end_tokens_that_are_none(copy: Any, value: str) -> None:
         _ = Checkpoint.open(directory).eos_token_ids
 
 
+def test_a_misspelt_packaged_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match=r"Did you mean 'smollm2'\?"):
+        Checkpoint.open("smolm2")
+
+
 def test_paths_that_are_none(tmp_path: Path) -> None:
     for name in ("/no/such/dir", "./none", "a/b/c"):
         with pytest.raises(CheckpointError, match="there is no directory"):

@@ -31,6 +31,7 @@ from forerun.engine.sessions import Sessions
 from forerun.engine.stream import Stream, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
+from forerun.params import SamplingOptions
 from forerun.policies.fixed import FixedPolicy
 from forerun.randomness import Randomness, fresh_seed
 
@@ -118,7 +119,7 @@ class Engine(Sealed):
         *,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
@@ -139,14 +140,14 @@ class Engine(Sealed):
         return self._added.step()
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
         self,
         prompts: str | Sequence[int] | Sequence[Message],
         params: Params | Iterable[Params] = None,
         *,
         speculative: bool = True,
         hints: Hints | Iterable[Hints] = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Completion: ...
 
     @overload
@@ -157,7 +158,7 @@ class Engine(Sealed):
         *,
         speculative: bool = True,
         hints: Hints | Iterable[Hints] = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> list[Completion]: ...
 
     def generate(
@@ -167,7 +168,7 @@ class Engine(Sealed):
         *,
         speculative: bool = True,
         hints: Hints | Iterable[Hints] = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Completion | list[Completion]:
         """Complete one prompt or several, running as many at once as there are rows.
 
@@ -206,7 +207,7 @@ class Engine(Sealed):
         template_vars: Mapping[str, Any] | None = None,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Completion:
         """Answer a conversation.
 
@@ -229,7 +230,7 @@ class Engine(Sealed):
         *,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Complete one prompt, token by token.
 
@@ -241,7 +242,9 @@ class Engine(Sealed):
         running = self._take(prompt, params, sampling, speculative, hints)
         return Stream(running, follow(self._scheduler, running))
 
-    def stream_plain(self, prompt: Prompt, params: Params = None, **sampling: Any) -> Stream:
+    def stream_plain(
+        self, prompt: Prompt, params: Params = None, **sampling: Unpack[SamplingOptions]
+    ) -> Stream:
         """Complete one prompt by the plain loop, without drafter or rounds: the baseline to compare with.
 
         Raises:

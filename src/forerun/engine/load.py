@@ -16,10 +16,9 @@ from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.compatibility import EngineSettings, check_part
-from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.resolve import LoadOptions, Resolved, Speculative, resolve, split
-from forerun.errors import ConfigError, shown
+from forerun.engine.resolve import LoadOptions, Resolved, Speculative, name_of, resolve, split
+from forerun.errors import ConfigError
 from forerun.heads import kind_at
 from forerun.heads.files import HeadFiles, open_head
 from forerun.models.checkpoint import Checkpoint
@@ -88,7 +87,7 @@ def load(
     settings = EngineSettings(**engine_options)
     check_part("tokenizer", tokenizer)
     revision = check("revision", revision, Text | None)
-    asked = resolve(speculative, drafter, policy, _name_of(model), fields)
+    asked = resolve(speculative, drafter, policy, name_of(model), fields)
     target = _open(model, revision, tokenizer)
     return _assembled(target, asked, placement, settings, tokenizer)
 
@@ -102,12 +101,13 @@ def _assembled(
 ) -> Engine:
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
-    pair = _paired(Pair(target, target.run_config(placement)), placement, config)
+    pair = _paired(Pair(target, target.run_config(placement)), placement, asked)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never extends beyond the context.
     tree_slots = 0 if config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
-    tokenizer = target.tokenizer if tokenizer is None else tokenizer
+    if tokenizer is None and target.has_tokenizer:
+        tokenizer = target.tokenizer
     setup = DrafterSetup(
         rows=rows,
         capacity=context,
@@ -185,14 +185,16 @@ class Pair:
         """
         if self.draft is None:
             return None
-        if tokenizer is None:
+        sizes = (self.target.summary.vocab_size, self.draft.summary.vocab_size)
+        if tokenizer is None or not self.draft.has_tokenizer:
+            if sizes[0] == sizes[1]:
+                return None
             raise ConfigError(
-                "a draft model needs the target's tokenizer, to tell whether their vocabularies are "
-                "the same; give it as tokenizer=."
+                f"the target has {sizes[0]} tokens and the draft model {sizes[1]}; without the tokenizers of "
+                "both nobody can tell which are the same: give the target's as tokenizer=."
             )
         if tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
             return None
-        sizes = (self.target.summary.vocab_size, self.draft.summary.vocab_size)
         found = Translation(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
         logger.warning(
             "%s has another vocabulary than %s: it proposes the %d tokens that both have",
@@ -209,13 +211,14 @@ class Pair:
         return self.draft.load(self.draft_run)
 
 
-def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig) -> Pair:
-    """The pair with the draft model or the head that the config names, if any.
+def _paired(pair: Pair, placement: Placement, asked: Resolved) -> Pair:
+    """The pair with the draft model or the head that is asked for, if any.
 
     Raises:
         ConfigError: for a head with a method that drafts with a model.
         UnsupportedModelError: for a head of another method.
     """
+    config = asked.config
     if config.model is None:
         return pair
     if config.head is not None:
@@ -225,13 +228,13 @@ def _paired(pair: Pair, placement: Placement, config: SpeculativeConfig) -> Pair
         raise ConfigError(
             f"{config.model} is a head, not a model; use method {kind!r} instead of {config.method!r}."
         )
-    draft = Checkpoint.open(config.model, config.revision)
+    draft = _open(config.model if asked.draft is None else asked.draft, config.revision)
     return pair.with_draft(
         draft, replace(placement, dtype=config.read(DraftModelOptions).draft_dtype)
     )
 
 
-def _open(model: Any, revision: str | None, tokenizer: Any) -> Checkpoint:
+def _open(model: Any, revision: str | None, tokenizer: Any = None) -> Checkpoint:
     if not isinstance(model, Checkpoint) and not is_model(model):
         return Checkpoint.open(model, revision)
     if revision is not None:
@@ -240,21 +243,6 @@ def _open(model: Any, revision: str | None, tokenizer: Any) -> Checkpoint:
             "Checkpoint.open."
         )
     return model if isinstance(model, Checkpoint) else LoadedModel.of(model, tokenizer)
-
-
-def _name_of(model: Any) -> str:
-    if isinstance(model, Checkpoint):
-        return model.name
-    if is_model(model):
-        return getattr(model, "name_or_path", "") or type(model).__name__
-    if callable(getattr(model, "new_cache", None)):
-        raise ConfigError(f"model is {shown(model)}, loaded already; give it to forerun.Engine.")
-    if not isinstance(model, (str, os.PathLike)):
-        raise ConfigError(
-            f"model is {shown(model)}; it must be a name, a path, a Checkpoint, or a model of transformers."
-        )
-    name: str = check("model", model, Text)
-    return name
 
 
 def _context(target: Checkpoint, max_context: int | None) -> int:

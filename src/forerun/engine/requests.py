@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -98,6 +99,16 @@ class Completion:
             f"Completion({shown(self.text)}, num_tokens={len(self.token_ids)}, "
             f"finish_reason={reason!r})"
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The completion, ready for JSON."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        return content | {
+            "rounds": [asdict(record) for record in self.rounds],
+            "stats": self.stats.as_dict(),
+            "logprobs": None if self.logprobs is None else [asdict(own) for own in self.logprobs],
+            "error": None if self.error is None else str(self.error),
+        }
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: its tokens by origin, with the draft of a round under the pointer."""

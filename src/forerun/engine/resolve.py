@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from forerun.compression import Compression
 from forerun.contracts import Drafter, Policy
@@ -18,6 +18,12 @@ from forerun.engine.compatibility import check_part, refuse_unknown
 from forerun.engine.config import SpeculativeConfig, option_names
 from forerun.errors import ConfigError, shown
 from forerun.heads import kind_at
+from forerun.options import Text, check
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from forerun.models.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +84,7 @@ class LoadOptions(TypedDict, total=False):
     prefix_reuse: bool
     compression: Compression | Mapping[str, Any]
     method: str
-    draft_model: str | os.PathLike[str]
+    draft_model: str | os.PathLike[str] | Checkpoint | PreTrainedModel
     draft_revision: str
     num_speculative_tokens: int | None
     tree: str | Tree | None
@@ -99,12 +105,14 @@ class Resolved:
     Args:
         config: names the method and its draft model; without a method and a drafter, plain decoding.
         drafter, policy: complete parts, given in place of the config's names.
+        draft: the draft model as it was given, if it was not named.
         note: one sentence on the choices that were made for the caller.
     """
 
     config: SpeculativeConfig
     drafter: Drafter | None = None
     policy: Policy | None = None
+    draft: Any = None
     note: str | None = None
 
 
@@ -163,6 +171,11 @@ def resolve(
                     f"speculative is {how}, and {name} is {shown(part)}; leave one out."
                 )
         return Resolved(SpeculativeConfig()) if speculative is False else speculative
+    draft = more.get("model")
+    if draft is None or isinstance(draft, (str, os.PathLike)):
+        draft = None
+    else:
+        more = {**more, "model": name_of(draft, "draft_model")}
     config = _config(speculative, more)
     if isinstance(drafter, str):
         if "/" in drafter:
@@ -182,7 +195,7 @@ def resolve(
         choice = choose(config, target)
         if choice.note:
             logger.warning("%s", choice.note)
-        return replace(choice, policy=own_policy)
+        return replace(choice, policy=own_policy, draft=draft)
     check_part("drafter", drafter)
     for name in ("method", "model", "revision"):
         _refuse_both("drafter", shown(drafter), name, getattr(config, name))
@@ -209,6 +222,33 @@ def _config(
             "fields, True or False."
         )
     return speculative
+
+
+def name_of(model: Any, what: str = "model") -> str:
+    """The name of a model that is given by name, as a checkpoint, or as a model of transformers.
+
+    Args:
+        model: the model.
+        what: name of the argument, for messages.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    from forerun.models.checkpoint import Checkpoint  # Here, because models load torch.
+    from forerun.models.in_memory import is_model
+
+    if isinstance(model, Checkpoint):
+        return model.name
+    if is_model(model):
+        return getattr(model, "name_or_path", "") or type(model).__name__
+    if callable(getattr(model, "new_cache", None)):
+        raise ConfigError(f"{what} is {shown(model)}, loaded already; give it to forerun.Engine.")
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigError(
+            f"{what} is {shown(model)}; it must be a name, a path, a Checkpoint, or a model of transformers."
+        )
+    name: str = check(what, model, Text)
+    return name
 
 
 def _refuse_both(name: str, value: str, field: str, known: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -14,13 +15,23 @@ from torch import Tensor
 from forerun.contracts import Drafter, Policy
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
+from forerun.engine.load import DEFAULT_CONTEXT, load
 from forerun.engine.resolve import Speculative
 from forerun.errors import ConfigError, PromptError, shown
-from forerun.hf.kept import kept_with
-from forerun.hf.settings import ends_of, mask_of, pad_token, refuse_unknown, sampling_of
-from forerun.models.in_memory import is_model
+from forerun.hf.settings import (
+    drafting_of,
+    ends_of,
+    mask_of,
+    pad_token,
+    refuse_unknown,
+    sampling_of,
+)
+from forerun.models.in_memory import LoadedModel, is_model
 from forerun.params import SamplingParams
 from forerun.randomness import fresh_seed
+
+# Attribute of a model that holds its engine.
+_NAME = "_forerun"
 
 
 def generate(
@@ -34,6 +45,7 @@ def generate(
     speculative: Speculative = True,
     drafter: str | Drafter | None = None,
     policy: str | Policy | None = None,
+    assistant_model: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode a batch speculatively: a `custom_generate` callable for transformers.
@@ -48,6 +60,8 @@ def generate(
             transformers.
         speculative, drafter, policy: arguments of `forerun.load`, given to `model.generate`. The
             default drafter is `suffix`.
+        assistant_model: a draft model of transformers; it drafts `num_assistant_tokens` at most, as
+            a lookup does `prompt_lookup_num_tokens`.
         model_kwargs: other arguments that transformers prepares; only `attention_mask` is used.
 
     Returns:
@@ -61,9 +75,9 @@ def generate(
     input_ids = _as_rows(input_ids)
     settings = model.generation_config if generation_config is None else generation_config
     caller = sys._getframe(1)
+    # transformers 5 passes neither of the two to a callable, although `generate` takes them.
     streamer = _argument(caller, "streamer") if streamer is None else streamer
-    if _argument(caller, "assistant_model") is not None:
-        raise ConfigError("assistant_model is not used; give a drafter, such as drafter='suffix'.")
+    assistant = assistant_model or _argument(caller, "assistant_model")
     refuse_unknown(settings, synced_gpus, streamer, len(input_ids), model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     limit, ends, criteria = ends_of(settings, stopping_criteria or (), input_ids.shape[1])
@@ -71,9 +85,11 @@ def generate(
         _Row(prompt, padded, limit, ends, criteria, input_ids.device)
         for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
     ]
-    if drafter is None and speculative is True:
-        drafter = "suffix"
-    kept = kept_with(model, (speculative, drafter, policy))
+    asked = {"speculative": speculative, "drafter": drafter, "policy": policy}
+    asked |= drafting_of(settings, assistant)
+    if speculative is True and asked.keys() == {"speculative", "drafter", "policy"}:
+        asked["drafter"] = drafter or "suffix"
+    kept = _kept_with(model, asked)
     with kept.lock:
         engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))
         engine.use_seeds(_torch_seed if settings.do_sample else fresh_seed)
@@ -209,3 +225,55 @@ def _argument(caller: FrameType | None, name: str) -> Any:
 def _torch_seed() -> int:
     """A seed from torch's generator, so that `torch.manual_seed` repeats an output."""
     return int(torch.randint(2**62, (1,)))
+
+
+@dataclass(eq=False)
+class Kept:
+    """A model's engine, stored as an attribute of the model so that both are freed together."""
+
+    model: Any = None
+    fingerprint: Any = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    engine: Engine | None = None
+    checkpoint: LoadedModel | None = None
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the model, or a model read from a file, starts without an engine.
+        return Kept, ()
+
+    def engine_for(self, rows: int, length: int) -> Engine:
+        """An engine for `rows` rows of `length` tokens: the kept one if it is large enough."""
+        if self.checkpoint is None:
+            self.checkpoint = LoadedModel.of(self.model)
+        longest = self.checkpoint.summary.max_context
+        engine, needed = self.engine, min(length, longest)
+        if engine is None or engine.max_batch_size < rows or engine.max_context < needed:
+            self.engine = None
+            engine = self.engine = load(
+                self.checkpoint,
+                **self.asked,
+                max_batch_size=rows,
+                max_context=min(max(length, DEFAULT_CONTEXT), longest),
+            )
+        return engine
+
+
+def _kept_with(model: Any, asked: dict[str, Any]) -> Kept:
+    """The `Kept` of a model, made anew if its weights, its assistant's or the arguments have changed."""
+    kept: Kept | None = vars(model).get(_NAME)
+    fingerprint = _fingerprint(model) + _fingerprint(asked.get("draft_model"))
+    if kept is None or kept.fingerprint != fingerprint or kept.asked != asked:
+        kept = Kept(model, fingerprint, asked)
+        vars(model)[_NAME] = kept
+    return kept
+
+
+def _fingerprint(model: Any) -> list[tuple[int, int]]:
+    """Address and version of every weight and buffer of a model, to notice changes; none for a name."""
+    if not is_model(model):
+        return []
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

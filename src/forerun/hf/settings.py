@@ -68,6 +68,34 @@ def refuse_unknown(
         )
 
 
+def drafting_of(settings: Any, assistant: Any) -> dict[str, Any]:
+    """Arguments of `forerun.load` that say what transformers' own settings say about drafts.
+
+    Args:
+        settings: transformers' generation config.
+        assistant: a draft model, or None.
+
+    Raises:
+        ConfigError: for two drafters, and for those of transformers that have no counterpart.
+    """
+    for name in ("assistant_early_exit", "use_mtp"):
+        if getattr(settings, name, None):
+            raise ConfigError(f"{name} is set; give a drafter instead, such as drafter='suffix'.")
+    looked_up = settings.prompt_lookup_num_tokens
+    if assistant is not None:
+        if looked_up is not None:
+            raise ConfigError(
+                "assistant_model and prompt_lookup_num_tokens are two drafters; leave one of them out."
+            )
+        # transformers' own default, 20, is a limit like any other: how far to draft is measured.
+        return {"draft_model": assistant, "num_speculative_tokens": settings.num_assistant_tokens}
+    if looked_up is None:
+        return {}
+    longest = settings.max_matching_ngram_size
+    more = {} if longest is None else {"prompt_lookup_max": longest}
+    return {"method": "ngram", "num_speculative_tokens": looked_up, **more}
+
+
 def ends_of(
     settings: Any, stopping_criteria: Iterable[Any], length: int
 ) -> tuple[int, tuple[int, ...], list[Any]]:

@@ -131,6 +131,11 @@ class Checkpoint:
         """
         return self.stored.sampling_defaults()
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """False if no tokenizer comes with the model, which then runs on token ids."""
+        return self.stored.has_tokenizer
+
     @cached_property
     @never_lost()
     def tokenizer(self) -> Any:

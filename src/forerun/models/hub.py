@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import printable
-from forerun.models.zoo import is_packaged, packaged_path
+from forerun.models.zoo import PACKAGED, is_packaged, packaged_path
 from forerun.options import Text, check
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -153,4 +154,6 @@ def _advice(name: str, revision: str | None, error: Exception) -> str:
         errors.OfflineModeIsEnabled: offline,
         Exception: f"could not be downloaded: {first}; try again or give a directory",
     }
-    return f"{name} {next(text for kind, text in advice.items() if isinstance(error, kind))}."
+    near = difflib.get_close_matches(name, PACKAGED, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{name} {next(text for kind, text in advice.items() if isinstance(error, kind))}.{hint}"

@@ -58,6 +58,10 @@ class StoredInMemory:
         settings = {} if self._generation is None else self._generation.to_dict()
         return sampling_defaults(settings, self._name)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
     def tokenizer(self, config: Any) -> Any:
         return self._tokenizer
 

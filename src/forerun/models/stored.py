@@ -13,7 +13,7 @@ from forerun.models.generation import read_sampling_defaults
 from forerun.models.gguf.stored import StoredGguf
 from forerun.models.hub import Location
 from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head
-from forerun.models.tokenizer import read_tokenizer
+from forerun.models.tokenizer import has_tokenizer, read_tokenizer
 
 
 class StoredModel(Protocol):
@@ -30,6 +30,10 @@ class StoredModel(Protocol):
 
     def sampling_defaults(self) -> dict[str, Any]:
         """The sampling parameters that the model recommends, by name."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if a tokenizer comes with the model."""
 
     def tokenizer(self, config: Any) -> Any:
         """The model's tokenizer, of transformers."""
@@ -73,6 +77,10 @@ class StoredDirectory:
 
     def sampling_defaults(self) -> dict[str, Any]:
         return read_sampling_defaults(self._directory)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return has_tokenizer(self._directory)
 
     def tokenizer(self, config: Any) -> Any:
         return read_tokenizer(self._directory, config)

@@ -17,6 +17,11 @@ _MORE_FILES = ("*.json", "*.txt", "*.jinja")
 MOST_BYTES = 2**28
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """True if a directory holds a tokenizer of any kind."""
+    return any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern))
+
+
 def read_tokenizer(directory: Path, config: Any) -> Any:
     """Read the tokenizer of a checkpoint through transformers.
 
@@ -26,7 +31,7 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
     from transformers import AutoTokenizer
 
     # Without any, transformers makes an empty tokenizer of some model types.
-    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+    if not has_tokenizer(directory):
         raise CheckpointError(
             f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
             "save the model's tokenizer there."

@@ -60,6 +60,10 @@ class StoredGguf:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         return sampling_defaults(short, str(self.header.path))
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return any(key.startswith("tokenizer.") for key in self.header.metadata)
+
     def tokenizer(self, config: Any) -> Any:
         return read_gguf_tokenizer(self.header)
 
