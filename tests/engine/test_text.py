@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.text import TextStream
+from forerun.engine.text import Decoder, TextStream
 from tests.helpers.made_tokenizers import TOKENIZERS
 
 
@@ -41,7 +41,7 @@ def run(
     sizes: Sequence[int] = (1,),
 ) -> tuple[list[str], TextStream]:
     """Commit the tokens, so many at once in turns; a piece for each token."""
-    stream, start = TextStream(tokenizer, stop), 0
+    stream, start = TextStream(Decoder(tokenizer), stop), 0
     pieces: list[str] = []
     while start < len(token_ids) and not stream.state.stopped:
         chunk = token_ids[start : start + sizes[start % len(sizes)]]
@@ -66,7 +66,7 @@ def token_lists(draw: st.DrawFn, name: str) -> list[int]:
 def test_the_text_is_what_all_tokens_decode_to(name: str, data: st.DataObject) -> None:
     """At the end and, with what is held back, before; whatever is tried and thrown away meanwhile."""
     token_ids = data.draw(token_lists(name))
-    stream, shown = TextStream(ALL[name]), ""
+    stream, shown = TextStream(Decoder(ALL[name])), ""
     for count, token in enumerate(token_ids, start=1):
         stream.preview(data.draw(token_lists(name)), final=data.draw(st.booleans()))
         preview = stream.preview([token], final=count == len(token_ids))
@@ -127,7 +127,7 @@ def test_bytes_that_are_no_text_still_come_out() -> None:
 
 
 def test_what_is_held_back_belongs_to_the_text_of_an_interrupted_request() -> None:
-    stream = TextStream(Bytes())
+    stream = TextStream(Decoder(Bytes()))
     preview = stream.preview("aé".encode()[:2])
     stream.state = preview.state
     assert "".join(preview.texts) == "a"
@@ -141,7 +141,7 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
 
 
 def test_a_preview_changes_nothing() -> None:
-    stream = TextStream(Bytes(), ("END",))
+    stream = TextStream(Decoder(Bytes()), ("END",))
     before = stream.state
     assert stream.preview(b"END", final=True).stopped
     assert stream.state is before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -101,14 +101,19 @@ class Batch:
     logits_for: LogitsFor = "all"
     view: View | None = None
 
+    continues: InitVar[bool] = False
+    """True if the positions were made to continue the rows' text, and need no check."""
+
     counts: tuple[int, ...] = field(init=False)
     """Number of new tokens of each row."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, continues: bool) -> None:
         rows, counts, places = self.rows, tuple(map(len, self.token_ids)), self.positions
         object.__setattr__(self, "counts", counts)
         fits = 0 < len(rows) == len(counts) == len(set(rows)) and 0 not in counts
-        if not fits or tuple(map(len, places)) != counts or min(map(min, places)) < 0:
+        if fits and not continues:
+            fits = tuple(map(len, places)) == counts and min(map(min, places)) >= 0
+        if not fits:
             raise ConfigError(
                 f"rows {list(rows)} with {list(counts)} token ids and positions {list(places)} are "
                 "not a batch: name each row once and give it one position, 0 or more, for each of "
@@ -154,7 +159,18 @@ class Batch:
         if trees is not None and all(tree is None or tree.is_chain for tree in trees):
             trees = None
         return cls(
-            rows, token_ids, positions, trees, layers, hidden_in, hidden_layers, logits_for, view
+            *(
+                rows,
+                token_ids,
+                positions,
+                trees,
+                layers,
+                hidden_in,
+                hidden_layers,
+                logits_for,
+                view,
+            ),
+            continues=True,
         )
 
     def __len__(self) -> int:
@@ -250,7 +266,7 @@ class HiddenStates(Mapping[int, "Tensor"]):
         return len(self.layers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ForwardOutput:
     """Output of a forward pass.
 

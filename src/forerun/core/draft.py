@@ -61,7 +61,7 @@ class PlainReason(enum.StrEnum):
     """The policy planned no draft."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The amount of speculation for one request in one round.
 
@@ -102,7 +102,7 @@ class Plan:
 NO_PLAN = Plan(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SparseProbs:
     """Rows of probability with few entries: `token_ids` [n, k] and `values` [n, k], the rest zero."""
 
@@ -115,7 +115,7 @@ class SparseProbs:
         return rows.scatter_add_(1, self.token_ids, self.values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A tree of proposed tokens.
 
@@ -162,7 +162,7 @@ NO_DRAFT = Draft(NO_TREE, ())
 CONTEXT_FULL = Draft(NO_TREE, (), reason=PlainReason.CONTEXT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Outcome of the verification of a draft.
 

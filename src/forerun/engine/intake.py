@@ -10,7 +10,7 @@ from forerun.contracts import CausalLM
 from forerun.core import NO_HINTS, Hints, Request, Stats
 from forerun.engine.prompts import Prompt, PromptReader, listed, repeated
 from forerun.engine.requests import Running
-from forerun.engine.text import TextStream, Tokenizer, special_tokens
+from forerun.engine.text import Decoder, TextStream, Tokenizer
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.options import check, named
 from forerun.params import SamplingParams
@@ -51,7 +51,7 @@ class Intake:
 
     def __post_init__(self) -> None:
         self.prompts = PromptReader(self.tokenizer, self.target.vocab_size)
-        self._special = special_tokens(self.tokenizer)
+        self._decoder = None if self.tokenizer is None else Decoder(self.tokenizer)
 
     def take(
         self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
@@ -74,11 +74,12 @@ class Intake:
                 "or raise max_context."
             )
         check_token_ids(params, self.target.vocab_size)
-        if params.stop and self.tokenizer is None:
+        known = {} if self._decoder is None else self._decoder.special
+        if params.stop and self._decoder is None:
             raise ConfigError("stop strings need a tokenizer; use stop_token_ids instead.")
         ends: frozenset[int] = frozenset() if params.ignore_eos else self.eos_token_ids
         # Texts do not contain special tokens, so a stop string that is one is searched for by its id.
-        special = {self._special[text] for text in params.stop if text in self._special}
+        special = {known[text] for text in params.stop if text in known}
         request = Request(
             request_id=self.next_id,
             token_ids=token_ids,
@@ -93,7 +94,7 @@ class Intake:
         return Running(
             request=request,
             token_limit=min(params.max_tokens or room, room),
-            stream=TextStream(self.tokenizer, params.stop),
+            stream=TextStream(self._decoder, params.stop),
             stats=Stats(prompt_tokens=len(token_ids)),
         )
 

@@ -34,7 +34,7 @@ OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
 """A hook like `OnRound` that also sees the tests behind the verdict; None for a rule not of forerun."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TimedRound:
     """A round that is over.
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Verdict
+from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Tree, Verdict
 from forerun.engine.html import render
 from forerun.engine.text import TextState, TextStream
 from forerun.errors import shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The log probability of a token and of the most likely alternatives, best first."""
 
@@ -23,7 +23,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, slots=True)
 class TokenEvent:
     """One emitted token.
 
@@ -61,6 +61,10 @@ class RoundRecord:
     draft_texts: tuple[str, ...]
     parents: tuple[int, ...]
     accepted: tuple[int, ...]
+
+
+Drafted = tuple[int, int, tuple[int, ...], Tree, tuple[int, ...]]
+"""The fields of a `RoundRecord` but for its texts; a record is made when it is asked for."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +119,7 @@ class Completion:
         return render(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The committed state of a request; it is replaced as a whole, never changed.
 
@@ -133,7 +137,7 @@ class Progress:
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of a round for a request, to be committed as a whole.
 
@@ -161,7 +165,7 @@ class Running:
     origins: list[Origin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
+    rounds: list[Drafted] = field(default_factory=list)
     in_rounds: bool = True
     drafter_failures: int = 0
 
@@ -226,9 +230,8 @@ class Running:
         """Commit an outcome; if interrupted before the last line, `settle` takes back all of it."""
         emitted = len(outcome.verdict.token_ids)
         if len(draft) and emitted:
-            ids, parents = tuple(draft.token_ids), tuple(draft.tree.parents)
-            start, accepted = self.num_output_tokens, outcome.accepted
-            self.rounds.append(RoundRecord(start, emitted, ids, (), parents, accepted))
+            drafted = (draft.token_ids, draft.tree)
+            self.rounds.append((self.num_output_tokens, emitted, *drafted, outcome.accepted))
         self.request.token_ids.extend(outcome.verdict.token_ids)
         self.origins.extend(outcome.verdict.origins)
         self.texts.extend(outcome.texts)
@@ -242,7 +245,7 @@ class Running:
         total = self.num_output_tokens
         for values in (self.origins, self.texts, self.logprobs):
             del values[total:]
-        while self.rounds and self.rounds[-1].start >= total:
+        while self.rounds and self.rounds[-1][0] >= total:
             del self.rounds[-1]
         self.stream.state = self.progress.text
 
@@ -281,11 +284,13 @@ class Running:
         )
 
     def _rounds_with_texts(self) -> tuple[RoundRecord, ...]:
-        token_ids = {token for record in self.rounds for token in record.draft_ids}
+        token_ids = {token for _, _, ids, _, _ in self.rounds for token in ids}
         texts = {token: self.stream.text_of(token) for token in token_ids}
         return tuple(
-            replace(record, draft_texts=tuple(texts[token] for token in record.draft_ids))
-            for record in self.rounds
+            RoundRecord(
+                start, emitted, ids, tuple(texts[token] for token in ids), tree.parents, accepted
+            )
+            for start, emitted, ids, tree, accepted in self.rounds
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A model may emit escape sequences; they are shown and not obeyed.
@@ -29,7 +30,41 @@ class Tokenizer(Protocol):
         """Text of token ids."""
 
 
-@dataclass(frozen=True)
+class Decoder:
+    """Decodes tokens of one tokenizer to text without special tokens.
+
+    Args:
+        tokenizer: the tokenizer.
+
+    Attributes:
+        decode: the text of tokens. For one token at a time, the code of transformers around its fast
+            tokenizers takes ten times as long as the tokenizers themselves, and is left out.
+        num_chars: the number of characters of that text.
+        joins: the text of tokens is that of each, joined, wherever a character ends.
+        special: ids of the tokens that never occur in text, by name.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
+        cleans_up = getattr(tokenizer, "clean_up_tokenization_spaces", True)
+        self.decode: Callable[[Sequence[int]], str]
+        if self._fast is None or cleans_up:
+            self.decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+        else:
+            self.decode = partial(self._fast.decode, skip_special_tokens=True)
+        kind = type(getattr(self._fast, "decoder", None)).__name__
+        self.joins = kind == "ByteLevel" and not cleans_up
+        self.num_chars = lru_cache(2**14)(lambda ids: len(self.decode(ids)))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special = {token.content: number for number, token in added.items() if token.special}
+
+    def is_byte(self, token_id: int) -> bool:
+        """True for a token that is one byte of a missing character, such as `<0xE6>`."""
+        name = None if self._fast is None else self._fast.id_to_token(token_id)
+        return name is not None and len(name) == 6 and name.startswith("<0x")
+
+
+@dataclass(frozen=True, slots=True)
 class TextState:
     """State of a text; a value, so that a round can be tried and discarded.
 
@@ -50,7 +85,7 @@ class TextState:
     stopped: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Preview:
     """The effect of further tokens on a text.
 
@@ -75,28 +110,27 @@ class TextStream:
     `preview` changes nothing; assigning its `state` to the stream's own commits it.
 
     Args:
-        tokenizer: None makes no text.
+        decoder: None makes no text.
         stop: strings at which the text ends; they are not part of it.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: Decoder | None, stop: Sequence[str] = ()) -> None:
         self.state = TextState()
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._decode = None if tokenizer is None else _shortest_decode(tokenizer)
-        self._is_byte = _byte_test(tokenizer)
+        self._decoder = decoder
 
     @property
     def text(self) -> str:
         """The text of all committed tokens, up to the stop string."""
         state = self.state
-        if state.stopped or self._decode is None:
+        if state.stopped or self._decoder is None:
             return state.text
-        return state.text + self._decode(state.context + state.held)[state.known :]
+        return state.text + self._decoder.decode(state.context + state.held)[state.known :]
 
     def text_of(self, token_id: int) -> str:
         """The text of a single token."""
-        return "" if self._decode is None else self._decode((token_id,))
+        return "" if self._decoder is None else self._decoder.decode((token_id,))
 
     def preview(self, token_ids: Sequence[int], final: bool = False) -> Preview:
         """The text that these tokens would make certain after the committed ones.
@@ -107,7 +141,8 @@ class TextStream:
             token_ids: the next tokens.
             final: the text ends with the last of them, so that nothing is held back there.
         """
-        if self._decode is None:
+        decoder = self._decoder
+        if decoder is None:
             return Preview(("",) * len(token_ids), self.state)
         text, released, stopped = self.state.text, self.state.released, False
         context, known, held = self.state.context, self.state.known, self.state.held
@@ -115,28 +150,20 @@ class TextStream:
         for count, token_id in enumerate(token_ids, start=1):
             last = final and count == len(token_ids)
             held += (token_id,)
-            new = self._decode(context + held)[known:]
+            new = decoder.decode(context + held)[known:]
             stop = self._find_stop(text, new if last else new.rstrip(_REPLACEMENT))
             if stop is not None:
                 text, held, stopped = (text + new)[:stop], (), True
-            elif last or (new and new[-1] != _REPLACEMENT and self._ends_bytes(held)):
-                text, context, known, held = text + new, held, len(self._decode(held)), ()
+            elif last or (new and new[-1] != _REPLACEMENT and _ends_bytes(decoder, held)):
+                text += new
+                context, known = ((), 0) if decoder.joins else (held, decoder.num_chars(held))
+                held = ()
             end = len(text) - (0 if stopped or last else self._open_stop(text))
             texts.append(text[released:end])
             released = max(released, end)
             if stopped:
                 break
         return Preview(tuple(texts), TextState(text, released, context, known, held, stopped))
-
-    def _ends_bytes(self, held: tuple[int, ...]) -> bool:
-        """True if the last token is outside any run of byte tokens.
-
-        The tokenizer decodes a run as a whole, ignoring special tokens in it, and its next byte can
-        break all of it.
-        """
-        assert self._decode is not None
-        alone = len(held) == 1
-        return not self._is_byte(held[-1]) and (alone or bool(self._decode(held[-1:])))
 
     def _find_stop(self, text: str, new: str) -> int | None:
         """Index at which the first stop string begins that `new` completes."""
@@ -155,35 +182,11 @@ class TextStream:
         return 0
 
 
-def special_tokens(tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Ids of the tokens that never occur in text, by name."""
-    tokens: dict[str, int] = {}
-    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if token.special:
-            tokens[token.content] = token_id
-    return tokens
+def _ends_bytes(decoder: Decoder, held: tuple[int, ...]) -> bool:
+    """True if the last token is outside any run of byte tokens.
 
-
-def _shortest_decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    """Returns the fastest decoder of token ids to text without special tokens.
-
-    For one token at a time, the code of transformers around its fast tokenizers takes ten times as
-    long as the tokenizers themselves.
+    The tokenizer decodes a run as a whole, ignoring special tokens in it, and its next byte can
+    break all of it.
     """
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
-        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-    return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
-
-
-def _byte_test(tokenizer: Tokenizer | None) -> Callable[[int], bool]:
-    """Returns a test for tokens that are one byte of a missing character, such as `<0xE6>`."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        return lambda _: False
-
-    def is_byte(token_id: int) -> bool:
-        name = fast.id_to_token(token_id)
-        return name is not None and len(name) == 6 and name.startswith("<0x")
-
-    return is_byte
+    alone = len(held) == 1
+    return not decoder.is_byte(held[-1]) and (alone or bool(decoder.decode(held[-1:])))
