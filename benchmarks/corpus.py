@@ -30,7 +30,7 @@ from forerun.engine.engine import Engine
 from forerun.measure.intervals import median
 from forerun.measure.paired import Pair, run_pair, warming_up
 from forerun.measure.questions import in_turns, read_questions
-from forerun.models.once import loading_once
+from forerun.models.checkpoint import loading_once
 from forerun.params import SamplingParams
 from forerun.report.markdown import as_markdown
 from forerun.report.table import Table

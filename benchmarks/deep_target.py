@@ -37,8 +37,8 @@ from forerun.heads import kind_at
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
+from forerun.models.checkpoint import loading_once
 from forerun.models.gguf.header import GgufHeader
-from forerun.models.once import loading_once
 from forerun.models.zoo import packaged_head, packaged_path, zoo_path
 from forerun.params import SamplingParams
 from forerun.report.markdown import as_markdown

@@ -15,7 +15,7 @@ from forerun.bench.runs import Prompt, run_plain
 from forerun.bench.settings import DEFAULT, Axes, cross
 from forerun.files import CACHE_VARIABLE
 from forerun.models import Checkpoint
-from forerun.models.once import loading_once
+from forerun.models.checkpoint import loading_once
 from forerun.params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24)

@@ -11,13 +11,13 @@ import torch
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models import Checkpoint, CpuModel, Placement, RunConfig, describe, load_model
-from forerun.models.caches import last_level_cache
 from forerun.models.placement import (
     KERNEL_PRECISIONS,
     PRECISIONS,
     draft_precision,
     resolve,
 )
+from forerun.models.processor_caches import last_level_cache
 from tests.helpers.backends import needs_kernels
 from tests.helpers.tiny_models import tiny_config
 

@@ -12,7 +12,7 @@ from forerun import _native
 from forerun.core import Draft, Request, Verdict
 from forerun.errors import DistributionError
 from forerun.randomness import Randomness
-from forerun.verification import make_rule, rows, verify_one
+from forerun.verification import make_rule, target_rows, verify_one
 from tests.helpers.random_drafts import KINDS, PARAMS, cases, drafted, target_logits
 from tests.helpers.verification import verify_logits, warp_draft
 
@@ -39,8 +39,8 @@ def in_one_call(rule: str, draft: Draft, logits: Tensor, request: Request) -> Ve
         raise AssertionError("verified step by step")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "warp", refuse)
-        patch.setattr(rows, "warp_unchecked", refuse)
+        patch.setattr(target_rows, "warp", refuse)
+        patch.setattr(target_rows, "warp_unchecked", refuse)
         return verify_logits(make_rule(rule), draft, logits, request)
 
 

@@ -12,7 +12,7 @@ from forerun.bench.machine import TIMES_THE_CACHE, Machine
 from forerun.bench.rows import Row
 from forerun.bench.traffic import forward_bytes
 from forerun.contracts import CausalLM
-from forerun.models.caches import last_level_cache
+from forerun.models.processor_caches import last_level_cache
 
 
 @dataclass

@@ -8,9 +8,9 @@ from typing import Any
 
 from forerun import _native
 from forerun.errors import ConfigError
-from forerun.models.caches import data_caches, last_level_cache
 from forerun.models.cpu import set_num_threads, shared_pool
 from forerun.models.placement import DTYPES
+from forerun.models.processor_caches import data_caches, last_level_cache
 
 TIMES_THE_CACHE = 4
 """A stream of this many times the last-level cache comes from memory."""

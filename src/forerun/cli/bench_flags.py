@@ -20,7 +20,7 @@ from forerun.cli.flags import (
 from forerun.cli.lists import Numbers, Wholes, list_option
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Listed, Name, Whole
-from forerun.drafters.lookup.kept import CorpusOptions
+from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.params import SamplingParams
 

@@ -29,8 +29,8 @@ from forerun.files import printable
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question
 from forerun.models import Checkpoint
+from forerun.models.checkpoint import loading_once
 from forerun.models.cpu.threads import threads_in_use
-from forerun.models.once import loading_once
 from forerun.models.placement import Placement
 from forerun.params import SamplingParams
 

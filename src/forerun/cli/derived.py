@@ -16,7 +16,7 @@ from forerun.cli.options import Note, Option
 from forerun.cli.param_types import Whole, type_of
 from forerun.drafters import DRAFTERS
 from forerun.drafters.base import HeadOptions
-from forerun.drafters.lookup.kept import CorpusOptions
+from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
 from forerun.options import schema_of

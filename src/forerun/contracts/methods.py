@@ -22,7 +22,7 @@ from forerun.options import pick
 
 if TYPE_CHECKING:
     from forerun.randomness import Randomness
-    from forerun.verification.rows import TargetRows
+    from forerun.verification.target_rows import TargetRows
 
 T = TypeVar("T")
 

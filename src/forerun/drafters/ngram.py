@@ -16,7 +16,7 @@ from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.corpus import Corpus, Places, Quote
-from forerun.drafters.lookup.kept import CorpusOptions, open_corpus
+from forerun.drafters.lookup.corpus_cache import CorpusOptions, open_corpus
 from forerun.errors import ConfigError
 from forerun.options import options
 from forerun.trees.host import Continuations, grow_on_host

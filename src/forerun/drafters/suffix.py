@@ -18,7 +18,7 @@ from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.lookup.automaton import Match, SuffixAutomaton
 from forerun.drafters.lookup.corpus import Corpus, Quote
-from forerun.drafters.lookup.kept import CorpusOptions, open_corpus
+from forerun.drafters.lookup.corpus_cache import CorpusOptions, open_corpus
 from forerun.drafters.lookup.store import SuffixStore
 from forerun.options import options
 from forerun.trees.host import grow_on_host

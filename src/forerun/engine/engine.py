@@ -9,7 +9,6 @@ from typing import Any, Self, Unpack, overload
 
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import NO_HINTS, Exactness, Hints, Stats
-from forerun.engine.added import Added
 from forerun.engine.chat import Message
 from forerun.engine.compatibility import (
     EngineOptions,
@@ -28,7 +27,7 @@ from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sessions import Sessions
-from forerun.engine.stream import Stream, follow, follow_plain, run_all
+from forerun.engine.stream import Added, Stream, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
 from forerun.params import SamplingOptions

@@ -13,7 +13,7 @@ from forerun.compression import Compression
 from forerun.contracts import Drafter, Policy
 from forerun.core import Tree
 from forerun.drafters import drafters_of
-from forerun.drafters.lookup.kept import CorpusOptions
+from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.compatibility import check_part, refuse_unknown
 from forerun.engine.config import SpeculativeConfig, option_names
 from forerun.errors import ConfigError, shown

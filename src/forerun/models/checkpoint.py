@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +20,13 @@ from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
 from forerun.models.device_memory import DeviceMemory
-from forerun.models.gguf.held import Held, held_tensors
+from forerun.models.gguf.rounding import Held, held_tensors
 from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
-from forerun.models.once import once
 from forerun.models.placement import STORED, Placement, RunConfig, draft_precision, resolve
 from forerun.models.sources import (
     CodedSource,
@@ -37,6 +38,9 @@ from forerun.models.sources import (
 )
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
+
+# Models that are shared within `loading_once`, by their settings.
+_loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +225,7 @@ class Checkpoint:
         """
         # Models that differ only in the precision of keys and values share their weights.
         plain = replace(run, kv_dtype="auto")
-        model = once((self.location, plain), lambda: self._load(plain))
+        model = _once((self.location, plain), lambda: self._load(plain))
         return with_kv_dtype(model, run.kv_dtype)
 
     def _load(self, run: RunConfig) -> CausalLM:
@@ -343,3 +347,26 @@ def build(shape: Architecture, source: Source, run: RunConfig, name: str) -> Cau
 def _memory_for(run: RunConfig, name: str) -> DeviceMemory:
     what = f"the weights of {name} in {run.precision}"
     return DeviceMemory(run.device, what, "use a smaller dtype or model, or the device 'cpu'")
+
+
+@contextmanager
+def loading_once() -> Iterator[None]:
+    """Within the block, load each checkpoint once for the same settings.
+
+    A model keeps nothing between forwards: every engine has a cache of its own.
+    """
+    token = _loaded.set({})
+    try:
+        yield
+    finally:
+        _loaded.reset(token)
+
+
+def _once(key: Hashable, load: Callable[[], CausalLM]) -> CausalLM:
+    """The result of `load`, or within `loading_once` its earlier result for the same key."""
+    loaded = _loaded.get()
+    if loaded is None:
+        return load()
+    if key not in loaded:
+        loaded[key] = load()
+    return loaded[key]

@@ -20,8 +20,7 @@ from forerun.kv_cache import held_before
 from forerun.models.config import one_line
 from forerun.models.device_memory import DeviceMemory
 from forerun.models.hf_cache import HFCache
-from forerun.models.hf_head import Part, find_head
-from forerun.models.hf_probe import probe
+from forerun.models.hf_probe import Part, find_head, probe
 from forerun.models.layers import check_view
 from forerun.models.placement import dtype_name
 

@@ -1,19 +1,25 @@
-"""Probe of a loaded model of transformers: it must follow positions and tree masks."""
+"""Probes of a loaded model of transformers: positions, tree masks, and a head that can be run alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from forerun.core import Batch, Tree
-from forerun.errors import MemoryLimitError, UnsupportedModelError
+from forerun.errors import ConfigError, MemoryLimitError, UnsupportedModelError
 from forerun.models.config import one_line
 
 if TYPE_CHECKING:
     from forerun.models.hf import HFModel
     from forerun.models.hf_cache import HFCache
 
+Part = Callable[[Tensor], Tensor]
+
+# Names of final norms.
+_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 # The largest value written to the cache: it must fit 16 bits.
 _LARGEST = 1e4
 # A longer window is not probed: a text of its length would take too much memory.
@@ -96,3 +102,37 @@ def _logits(model: HFModel, cache: HFCache, tokens: list[int], tree: Tree | None
     out = model.forward(Batch.after(cache, [0], [tokens], trees=[tree]), cache)
     assert out.logits is not None, "logits were asked for"
     return out.logits[0].float()
+
+
+@torch.no_grad()
+def find_head(model: Any, name: str) -> tuple[Part, Part]:
+    """The final norm and the output head, if they alone turn the last layer's output into the exact logits.
+
+    Some models scale or cap their logits, or put something between the two; this is detected here.
+
+    Raises:
+        ConfigError: naming the model.
+    """
+    output = model.get_output_embeddings()
+    inner = model.base_model
+    bodies = [inner, getattr(inner, "decoder", None)]
+    norms = [
+        getattr(body, norm)
+        for body in bodies
+        for norm in _NORMS
+        if getattr(body, norm, None) is not None
+    ]
+    if output is not None and norms:
+        seen: list[Tensor] = []
+        hook = norms[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            token = torch.tensor([[0, 1 % model.config.get_text_config().vocab_size]])
+            logits = model(input_ids=token.to(model.device), use_cache=False).logits
+        finally:
+            hook.remove()
+        if len(seen) == 1 and torch.equal(output(norms[0](seen[0])), logits):
+            return norms[0], output
+    raise ConfigError(
+        f"{name} runs on transformers and has no output head that can be run alone; "
+        "use a method that drafts with a model of its own."
+    )

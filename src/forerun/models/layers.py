@@ -1,12 +1,14 @@
-"""The layers of a model that a forward pass runs."""
+"""Checks of a model's layers: those that a forward pass runs, and whether they can evict tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from forerun.compression import Compression
 from forerun.contracts import Ability, CausalLM
 from forerun.core import Batch
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.models.architecture import Architecture
 
 
 def check_view(model: CausalLM, batch: Batch) -> None:
@@ -55,3 +57,21 @@ def layers_to_run(model: Any, batch: Batch) -> range:
             f"{layers.start} to {layers.stop}."
         )
     return layers
+
+
+def check_evicts(shape: Architecture, name: str, compression: Compression) -> None:
+    """Refuse models whose layers already forget tokens.
+
+    Raises:
+        UnsupportedModelError: for sliding windows shorter than the context.
+    """
+    sliding = [
+        layer
+        for layer, window in enumerate(shape.windows)
+        if window is not None and window < shape.max_context
+    ]
+    if sliding:
+        raise UnsupportedModelError(
+            f"layers {sliding} of {name} read a sliding window of {shape.windows[sliding[0]]} "
+            f"tokens alone and cannot evict others by kv_method {compression.kv_method!r}; leave it out."
+        )

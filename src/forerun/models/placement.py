@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from forerun import _native
 from forerun.costs.precision import QUANTIZED
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.models.caches import last_level_cache
+from forerun.models.processor_caches import last_level_cache
 from forerun.options import known, options
 
 DTYPES = {

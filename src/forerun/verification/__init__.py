@@ -10,7 +10,7 @@ from forerun.randomness import Randomness
 from forerun.registry import Registry
 from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
-from forerun.verification.rows import TargetRows
+from forerun.verification.target_rows import TargetRows
 from forerun.verification.token import TokenRule
 from forerun.verification.traversal import TraversalRule
 from forerun.verification.typical import TypicalRule

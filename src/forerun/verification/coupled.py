@@ -14,8 +14,8 @@ import torch
 from forerun.core import Verdict
 from forerun.randomness import Randomness
 from forerun.sampling import coupled_tensor, draw_coupled
-from forerun.verification.rows import TargetRows
 from forerun.verification.rule import Pending, Rule
+from forerun.verification.target_rows import TargetRows
 
 
 class CoupledRule(Rule, native="coupled"):

@@ -20,8 +20,8 @@ from forerun._native import rows as native
 from forerun.core import Draft, Verdict
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import draw, draw_tensor
-from forerun.verification.rows import TargetRows, native_probs, takes
 from forerun.verification.rule import Pending, Rule
+from forerun.verification.target_rows import TargetRows, native_probs, takes
 
 
 def end_at(node: int) -> int:

@@ -20,7 +20,7 @@ from forerun.sampling import draw, draw_coupled
 from forerun.verification import typical
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.decision import Decision, DecisionRule, acceptance
-from forerun.verification.rows import TargetRows
+from forerun.verification.target_rows import TargetRows
 
 # Number of tokens of a row that an explanation names, the most likely first.
 _TOP = 3

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.core import Draft, Exactness, Request, Verdict
 from forerun.randomness import Randomness
-from forerun.verification.rows import TargetRows
+from forerun.verification.target_rows import TargetRows
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from forerun.models.cpu.errors import TypedErrors
 from forerun.models.cpu.modules import CpuModules
 from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
-from forerun.models.evicts import check_evicts
-from forerun.models.layers import layers_to_run
+from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
 from forerun.models.rope import mean_rotated, rotary_table

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forerun.contracts import DrafterSetup
-from forerun.drafters.lookup import kept as module
+from forerun.drafters.lookup import corpus_cache as module
 from forerun.drafters.lookup.corpus import Corpus
-from forerun.drafters.lookup.kept import open_corpus
+from forerun.drafters.lookup.corpus_cache import open_corpus
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.testing import ToyModel

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.drafters.lookup import texts as module
-from forerun.drafters.lookup.texts import Texts
+from forerun.drafters.lookup import corpus_files as module
+from forerun.drafters.lookup.corpus_files import Texts
 from forerun.errors import ConfigError
 
 

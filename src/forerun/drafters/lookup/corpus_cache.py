@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from forerun.contracts import DrafterSetup
 from forerun.drafters.lookup.corpus import Corpus, sorted_positions, with_separators
-from forerun.drafters.lookup.texts import Texts
+from forerun.drafters.lookup.corpus_files import Texts
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, cache_folder
 from forerun.options import Text, options
