@@ -19,9 +19,9 @@ PARALLEL := --numprocesses 2 --dist worksteal
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml $(KERNELS)
+$(INSTALLED): pyproject.toml constraints.txt zoo/pyproject.toml peers/pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./zoo --editable ./peers
 	@if command -v c++ >/dev/null; then $(BIN)/python -c "from forerun import _native as n; assert n.AVAILABLE, n.REASON"; \
 	else echo "No C++ compiler: models will run on torch."; fi
 	touch $@

@@ -5,10 +5,11 @@ The packages of the extra `peers` and optimum-cli are optional; tests that need 
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from forerun.bench.peers import PEERS, load_peer
-from forerun.bench.peers.contract import content_hash, converted
-from forerun.bench.peers.gguf_export import interleave
+from forerun.bench.peers import content_hash, converted, load_peer, peer_names
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError
+from forerun_peers import openvino
+from forerun_peers.gguf_export import interleave
 
 PROMPT = [5, 9, 2, 40, 17, 33]
 NEW = 12
@@ -28,10 +29,25 @@ NEEDED = {
     "openvino": ("openvino_genai",),
     "transformers": (),
 }
+PACKAGE = Path(__file__).parents[2] / "peers" / "pyproject.toml"
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peers of forerun-peers, as its pyproject.toml registers them."""
+    declared = tomllib.loads(PACKAGE.read_text("utf-8"))["project"]["entry-points"]
+    points = [
+        EntryPoint(name=name, value=value, group="forerun.peers")
+        for name, value in declared["forerun.peers"].items()
+    ]
+    monkeypatch.setattr(
+        "forerun.registry.entry_points_of",
+        lambda group: points if group == "forerun.peers" else [],
+    )
 
 
 def make(family: str, directory: Path, seed: int, layers: int) -> list[int]:
@@ -78,7 +94,7 @@ def require(name: str) -> None:
         pytest.skip("no optimum-cli")
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", NEEDED)
 def test_a_peer_continues_as_full_forwards_do(name: str, pair: tuple[Path, list[int]]) -> None:
     require(name)
     root, expected = pair
@@ -96,7 +112,7 @@ def test_a_peer_continues_as_full_forwards_do(name: str, pair: tuple[Path, list[
     peer.close()
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", NEEDED)
 def test_without_a_draft_a_peer_looks_up(name: str, pair: tuple[Path, list[int]]) -> None:
     require(name)
     root, expected = pair
@@ -165,9 +181,18 @@ def test_a_missing_converter_is_named(
     pair: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_OPTIMUM_CLI", str(tmp_path / "nothing"))
-    module = importlib.import_module("forerun.bench.peers.openvino_export")
     with pytest.raises(ConfigError, match="FORERUN_OPTIMUM_CLI"):
-        module.export(pair[0] / "target", "bf16", tmp_path)
+        openvino.export(pair[0] / "target", "bf16", tmp_path)
+
+
+def test_every_peer_that_is_named_is_one_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = peer_names()
+    assert set(names) == set(NEEDED)
+    # They are known where they are not installed: another interpreter may have them.
+    monkeypatch.setattr("forerun.registry.entry_points_of", lambda _: [])
+    assert peer_names() == names
+    with pytest.raises(ConfigError, match=r"openvino is not installed; .*forerun\[peers\]"):
+        load_peer("openvino", "model", "bf16", threads=1, cache_dir="cache")
 
 
 def test_what_does_not_exist_is_refused(pair: tuple[Path, list[int]], tmp_path: Path) -> None:

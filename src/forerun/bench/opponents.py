@@ -25,7 +25,7 @@ class Invitation:
     """Which engines take part, and what they need.
 
     Args:
-        names: of PEERS.
+        names: names of peers.
         checkpoint: of the target.
         precision: that forerun runs it in.
         draft: a draft model in files, for those that draft with one; without it they look up.

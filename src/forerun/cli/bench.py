@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.bench.peers import PEERS
+from forerun.bench.peers import peer_names
 from forerun.bench.settings import Axes, Crossed, cross, likely_methods
 from forerun.bench.workloads import built_in
 from forerun.cli.asked import add_method_options, open_checkpoint, sampling_params
@@ -57,8 +57,8 @@ def _check(ctx: click.Context, values: Mapping[str, Any]) -> None:
         if values[name] and given(ctx, other) and values[other] is not None:
             raise ConfigError(f"--{name} and --{other} exclude each other; leave one out.")
     for engine in values["against"] or ():
-        if engine not in PEERS:
-            raise UnknownNameError("engine", engine, PEERS)
+        if engine not in peer_names():
+            raise UnknownNameError("engine", engine, peer_names())
     for name in ("html", "markdown", "rows", "resume"):
         if values[name] is not None:
             check_writable(f"--{name}", values[name])

@@ -1,29 +1,158 @@
-"""Other engines on the same weights, for benchmarks: llama.cpp, OpenVINO GenAI, transformers.
+"""Other engines on the same weights, for benchmarks: transformers here, others by entry points.
 
 peer = load_peer("llama.cpp", checkpoint_dir, "bf16", threads=2, cache_dir=cache_dir)
 tokens, seconds = peer.generate(prompt_ids, 128)
 
-Their packages are the extra `peers`; nothing is imported before a peer is loaded.
+A package registers a peer in the group `forerun.peers`: a function from PeerOptions to a Peer. llama.cpp and
+OpenVINO come with `forerun[peers]`. Nothing is imported before a peer is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from forerun.bench.peers.contract import MAX_CONTEXT, PRECISIONS, Peer, PeerOptions
-from forerun.errors import CheckpointError, ConfigError, UnknownNameError
+from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError
 from forerun.options import check
+from forerun.registry import Registry
 
-PEERS = {
-    "llama.cpp": "llama_cpp_peer",
-    "openvino": "openvino_peer",
-    "transformers": "transformers_peer",
-}
-"""Modules of this package by the peer's name; `load` of each makes a Peer of PeerOptions."""
+PRECISIONS = ("fp32", "bf16", "int8", "int4", "stored")
+MAX_CONTEXT = 2048
+"""Tokens that a peer keeps keys and values for where nothing else is said, or fewer if the model's context
+is shorter."""
 
-__all__ = ["PEERS", "PRECISIONS", "Peer", "PeerOptions", "load_peer"]
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Options of a peer.
+
+    Args:
+        checkpoint_dir: of the target, as transformers saves it; or a GGUF file.
+        precision: of the weights, one of PRECISIONS; the peer's `settings` name its own format.
+            `stored` is that of a GGUF file, and only that; transformers makes bf16 of it.
+        threads: that it computes with.
+        draft_dir: of the draft model, in the same precision; without one a peer drafts by its own prompt
+            lookup.
+        cache_dir: where converted models are kept between runs.
+        max_context: tokens that llama.cpp keeps keys and values for; the others have MAX_CONTEXT.
+    """
+
+    checkpoint_dir: Path
+    precision: str
+    threads: int
+    draft_dir: Path | None
+    cache_dir: Path
+    max_context: int = MAX_CONTEXT
+
+
+@dataclass
+class Peer(ABC):
+    """Another engine with a model, which decodes greedily and times itself.
+
+    Attributes:
+        name: as in the table of peers.
+        version: of its package.
+        settings: for reports: precision, threads, cache, attention, batch.
+    """
+
+    name: str
+    version: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @abstractmethod
+    def forward_seconds(self, n: int, context: int) -> float:
+        """Seconds of one forward over `n` new tokens with the logits of all, [n, V].
+
+        Args:
+            n: at least 1.
+            context: tokens in the cache before the forward; the cache holds them again afterwards.
+
+        The first call for an `n` also plans memory and kernels: call once before measuring.
+        """
+
+    @abstractmethod
+    def generate(
+        self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
+    ) -> tuple[list[int], float]:
+        """The greedy continuation of exactly `num_tokens` tokens; end tokens do not end it.
+
+        Args:
+            prompt_ids: at least 2 tokens; earlier calls leave nothing in the cache.
+            num_tokens: at least 1.
+            num_speculative_tokens: drafted a round; 0 decodes plainly.
+
+        Returns:
+            The new tokens, and the seconds from the prompt to the last of them.
+
+        Raises:
+            PromptError: when prompt and output exceed the context.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the models; the peer cannot be used afterwards."""
+
+    def check_request(self, prompt_ids: Sequence[int], num_tokens: int) -> None:
+        """Refuse invalid requests; see `generate` for the errors."""
+        total, room = len(prompt_ids) + num_tokens, self.settings["max_context"]
+        if len(prompt_ids) < 2 or num_tokens < 1 or total > room:
+            raise PromptError(
+                f"{len(prompt_ids)} prompt tokens and {num_tokens} new ones; {self.name} needs at "
+                f"least 2 and 1, and at most {room} together."
+            )
+
+
+def import_package(module: str) -> Any:
+    """A package of the extra `peers`.
+
+    Raises:
+        ConfigError: when it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise ConfigError(
+            f"this peer needs the package {module}; run: pip install 'forerun[peers]'."
+        ) from None
+
+
+def converted(cache_dir: Path, checkpoint_dir: Path, suffix: str) -> Path:
+    """The path of a converted checkpoint: its name has a hash of the weights."""
+    files = [*sorted(checkpoint_dir.glob("*.safetensors")), checkpoint_dir / "config.json"]
+    hashes = "".join(content_hash(file) for file in files)
+    digest = hashlib.sha256(hashes.encode()).hexdigest()
+    return cache_dir / f"{checkpoint_dir.name}-{digest[:12]}-{suffix}"
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _transformers(options: PeerOptions) -> Peer:
+    """transformers itself; a function, so that it is imported when it is loaded."""
+    from forerun.bench.peers.transformers_peer import TransformersPeer
+
+    return TransformersPeer(options)
+
+
+PEERS = Registry("peer", "forerun.peers", {"transformers": _transformers})
+"""Functions from PeerOptions to a Peer, by name."""
+# Peers of `forerun[peers]`, which another interpreter may have.
+_EXTRA = ("llama.cpp", "openvino")
+
+
+def peer_names() -> list[str]:
+    """Names of all peers, those of `forerun[peers]` among them wherever it is installed."""
+    return sorted({*PEERS.names(), *_EXTRA})
 
 
 def load_peer(
@@ -39,7 +168,7 @@ def load_peer(
     """Convert a checkpoint for a peer, unless `cache_dir` has it already, and load it.
 
     Args:
-        name: one of PEERS.
+        name: one of `peer_names()`.
         checkpoint_dir: a model as transformers saves it: config.json and safetensors.
         precision: one of PRECISIONS, for target and draft.
         threads: that the peer computes with.
@@ -53,8 +182,9 @@ def load_peer(
         ConfigError: when a package or tool is missing, or the peer lacks the precision.
         UnsupportedModelError: for an architecture that cannot be converted.
     """
-    if name not in PEERS:
-        raise UnknownNameError("peer", name, PEERS)
+    if name in _EXTRA and name not in PEERS.names():
+        raise ConfigError(f"{name} is not installed; run: pip install 'forerun[peers]'.")
+    load: Callable[[PeerOptions], Peer] = PEERS.find(name)
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     checkpoint = _checkpoint(checkpoint_dir)
@@ -71,7 +201,6 @@ def load_peer(
         cache_dir=Path(cache_dir).resolve(),
         max_context=check("max_context", max_context, int, ge=1),
     )
-    load: Callable[[PeerOptions], Peer] = import_module(f"{__name__}.{PEERS[name]}").load
     options.cache_dir.mkdir(parents=True, exist_ok=True)
     return load(options)
 

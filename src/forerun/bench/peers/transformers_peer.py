@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from forerun.bench.peers.contract import MAX_CONTEXT, Peer, PeerOptions
+from forerun.bench.peers import MAX_CONTEXT, Peer, PeerOptions
 from forerun.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -104,8 +104,3 @@ def _model(directory: Path, dtype: torch.dtype) -> Any:
     # Without an end token every output has the requested length.
     model.generation_config.eos_token_id = None
     return model.eval()
-
-
-def load(options: PeerOptions) -> TransformersPeer:
-    """A peer with these models; see `load_peer` for the errors."""
-    return TransformersPeer(options)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from forerun.bench.peers.contract import converted, import_package
+from forerun.bench.peers import converted, import_package
 from forerun.errors import UnsupportedModelError
 from forerun.files import atomic_path
 from forerun.models.architecture import Architecture, read_architecture
