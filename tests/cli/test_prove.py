@@ -44,7 +44,7 @@ def test_the_object(prove: Any) -> None:
     content = json.loads(result.stdout)
     assert result.exit_code == 0, result.stdout
     assert content["passed"] is True
-    assert content["level"] == "distributional"
+    assert content["level"] == "bitwise"
     assert content["rule"] == "auto"
     assert content["statistics"]["looks"][0]["rules"] == ["block"]
     assert content["settings"]["sampling"] == {"temperature": 0.8, "presence_penalty": 0.3}

@@ -11,7 +11,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ExactnessError
 from forerun.params import SamplingParams
-from forerun.proof.setting import Setting
+from forerun.proof.effort import ProofOutputs
 from forerun.proof.statistics import Statistics, by_statistics
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
@@ -42,7 +42,7 @@ def statistics(
     engine = Engine(TARGET, drafter, config, max_batch_size=ROWS, randomness=randomness)
     if verifier is not None:
         engine.rules[rule] = verifier
-    setting = Setting(SamplingParams(temperature=0.9, presence_penalty=0.2), num_tokens, 40)
+    setting = ProofOutputs(SamplingParams(temperature=0.9, presence_penalty=0.2), num_tokens, 40)
     return by_statistics(engine, PROMPTS, setting)
 
 

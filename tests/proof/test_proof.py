@@ -165,6 +165,13 @@ def test_auto_enumerates_every_rule_that_it_may_take() -> None:
     assert kinds["token"] == kinds["traversal"] | {"point masses"}
 
 
+@pytest.mark.parametrize("rule", ["auto", "block", "typical"])
+def test_the_level_is_the_one_that_the_engine_states(rule: str) -> None:
+    engine = engine_of(rule=rule)
+    proof = proof_of(engine, effort=replace(FEW, parts=("enumeration",)))
+    assert proof.level is engine.exactness
+
+
 def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> None:
     """It declares its level, and both enumeration and statistics show it."""
     parts = ("enumeration", "statistics")

@@ -103,8 +103,8 @@ def _prove(
 ) -> Proof:
     from forerun.proof.proof import prove as run
 
-    with bars() as progress:
-        return run(engine, prompts, params, effort, progress)
+    with bars():
+        return run(engine, prompts, params, effort)
 
 
 def _report(

@@ -24,7 +24,6 @@ from forerun.report.result import Result, Sentence
 from forerun.training.drafter_settings import DRAFTER_SETTINGS, FinishSettings, settings_of
 
 if TYPE_CHECKING:
-    from forerun.progress import Watch
     from forerun.training.drafter_run import DrafterRun, Report
 
 _SECTION = "Training"
@@ -49,7 +48,7 @@ def train_drafter(kind: str, **values: Any) -> int:
     in_the_end = pick(FinishSettings, values)
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
-    with bars() as watch:
+    with bars():
         run = DrafterRun(
             RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"]
         )
@@ -60,7 +59,7 @@ def train_drafter(kind: str, **values: Any) -> int:
                 return 0
             measured = finish(run, in_the_end)
             if in_the_end.prove:
-                measured = _prove(run, in_the_end.prove_tokens, watch)
+                measured = _prove(run, in_the_end.prove_tokens)
     content = _content(out, report, measured)
     passed = all(proof["passed"] for proof in content["proofs"])
     result = Result(
@@ -71,13 +70,13 @@ def train_drafter(kind: str, **values: Any) -> int:
     return give(result, values, run.target.device)
 
 
-def _prove(run: DrafterRun, num_tokens: int, watch: Watch) -> Mapping[str, Any]:
+def _prove(run: DrafterRun, num_tokens: int) -> Mapping[str, Any]:
     """The content of forerun.json with what was proven."""
     from forerun.cli.train_proof import prove_trained
     from forerun.proof.certificate import certificate
     from forerun.training.finish import add_proofs
 
-    proofs = prove_trained(run, num_tokens, watch)
+    proofs = prove_trained(run, num_tokens)
     return add_proofs(run, proofs, "\n".join(map(certificate, proofs)))
 
 

@@ -13,7 +13,6 @@ from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
-    from forerun.progress import Watch
     from forerun.training.drafter_run import DrafterRun
 
 # Ways of drawing that are proven; the equality of greedy text is part of each.
@@ -25,13 +24,12 @@ SAMPLINGS: tuple[Mapping[str, float], ...] = (
 )
 
 
-def prove_trained(run: DrafterRun, num_tokens: int, watch: Watch) -> list[dict[str, Any]]:
+def prove_trained(run: DrafterRun, num_tokens: int) -> list[dict[str, Any]]:
     """Prove the drafter that a run has written, at each way of drawing, on held-out prompts.
 
     Args:
         run: that has ended.
         num_tokens: for the statistics of each.
-        watch: sees the progress.
 
     Returns:
         Objects as `forerun prove --json` prints them.
@@ -49,7 +47,7 @@ def prove_trained(run: DrafterRun, num_tokens: int, watch: Watch) -> list[dict[s
     made = []
     for sampling in SAMPLINGS:
         params = SamplingParams(**sampling)  # type: ignore[arg-type]  # numbers by name
-        proof = prove(engine, prompts, params, effort, watch)
+        proof = prove(engine, prompts, params, effort)
         settings = _settings(run, engine, sampling, effort, len(prompts))
         made.append({**made_with(engine.target.device), "settings": settings, **proof.as_dict()})
     return made

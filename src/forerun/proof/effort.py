@@ -1,13 +1,16 @@
-"""Options for the amount of work that a proof does."""
+"""Options for the amount of work that a proof does, and the outputs that it draws."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from forerun.core import Hints
 from forerun.errors import ConfigError
 from forerun.options import known, options
+from forerun.params import SamplingParams
 
 PARTS = ("enumeration", "statistics", "equality")
 Part = Annotated[str, known("part", lambda: PARTS)]
@@ -46,3 +49,25 @@ class Effort:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ConfigError(f"parts are empty; give some of {', '.join(PARTS)}.")
+
+
+@dataclass(frozen=True)
+class ProofOutputs:
+    """Sampling parameters and number of the outputs that a proof draws.
+
+    Args:
+        params: sampling parameters; the proof sets seeds, stops and lengths itself.
+        num_tokens: minimum number of emitted tokens to test.
+        output_tokens: length of every output.
+        level: probability of a false alarm over all tests of a look together.
+        seed: seed of all randomness. Equal settings give equal results, except under policy auto,
+            which depends on measured times.
+        hints: hints of each prompt; empty for no hints.
+    """
+
+    params: SamplingParams
+    num_tokens: int
+    output_tokens: int
+    level: float = 0.01
+    seed: int = 0
+    hints: tuple[Hints, ...] = ()

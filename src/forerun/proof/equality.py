@@ -10,7 +10,8 @@ from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.measure.attribution import DEFECT, Difference, first_difference
 from forerun.params import SamplingParams
-from forerun.proof.setting import Progress, Setting, unseen
+from forerun.progress import report
+from forerun.proof.effort import ProofOutputs
 
 # Rules under which a seed gives plain decoding's tokens; under others it only makes a run repeatable.
 SEEDED_RULES = ("auto", "coupled")
@@ -78,8 +79,7 @@ class Equality:
 def by_equality(
     engine: Engine,
     prompts: Sequence[list[int]],
-    setting: Setting,
-    progress: Progress = unseen,
+    outputs: ProofOutputs,
 ) -> Equality:
     """Decode every prompt with and without speculation, and compare the outputs.
 
@@ -88,18 +88,17 @@ def by_equality(
     Args:
         engine: an engine with a drafter.
         prompts: token ids of the prompts.
-        setting: sampling settings; the first prompt has their seed, every further prompt the next one.
-        progress: called with the number of outputs done and in total.
+        outputs: outputs to draw; the first prompt has their seed, every further prompt the next one.
     """
     started = perf_counter()
     base = replace(
-        setting.params,
-        max_tokens=setting.output_tokens,
+        outputs.params,
+        max_tokens=outputs.output_tokens,
         logprobs=None,
         stop=(),
         stop_token_ids=(),
     )
-    seeded = [replace(base, seed=setting.seed % 2**62 + index) for index in range(len(prompts))]
+    seeded = [replace(base, seed=outputs.seed % 2**62 + index) for index in range(len(prompts))]
     runs = {"greedy": [replace(params, temperature=0.0) for params in seeded]}
     if not base.greedy and engine.config.rejection_sample_method in SEEDED_RULES:
         runs["seeded"] = seeded
@@ -107,10 +106,10 @@ def by_equality(
     modes = []
     for name, params in runs.items():
         entries = []
-        for entry in _compare(engine, prompts, params, setting.hints):
+        for entry in _compare(engine, prompts, params, outputs.hints):
             entries.append(entry)
             done += 1
-            progress(done, total)
+            report("equality", done, total)
         tokens = sum(count for count, _ in entries)
         differences = [
             PromptDifference(index, difference)

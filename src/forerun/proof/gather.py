@@ -11,20 +11,25 @@ from itertools import count
 import numpy as np
 from torch import Tensor
 
-from forerun.core import NO_HINTS, Request
+from forerun.contracts import Cache, CausalLM
+from forerun.core import NO_HINTS, Batch, Request
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.measure.attribution import could_be_drawn, tolerance
+from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams
+from forerun.progress import report
+from forerun.proof.effort import ProofOutputs
 from forerun.proof.recorder import Masses, Recorder, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests
-from forerun.proof.setting import Progress, Setting
-from forerun.proof.teacher import teacher_forced
+from forerun.sampling import Prefix, warp
 from forerun.theory.goodness_of_fit import Floats, Ints, mass_before
 from forerun.verification import AUTO, RULES, make_rule
 
 # An odd number near 2^64 / the golden ratio.
 _FAR_APART = 0x9E3779B97F4A7C15
+# Most logits held at once; with a large vocabulary, a pass takes fewer positions.
+_MOST_LOGITS = 2**26
 
 
 @dataclass
@@ -62,25 +67,23 @@ class Tally:
 def gather(
     engine: Engine,
     prompts: Sequence[list[int]],
-    setting: Setting,
+    outputs: ProofOutputs,
     groups: Ints,
-    progress: Progress,
 ) -> Tally:
     """Generate outputs until there are enough tokens, and test every token.
 
     Args:
         engine: an engine with any rule.
         prompts: token ids, used in turn.
-        setting: sampling parameters and number of the outputs.
+        outputs: sampling parameters and number of the outputs.
         groups: group of each token, [V].
-        progress: called with the number of tokens after each batch.
     """
-    hints = setting.hints or [NO_HINTS] * len(prompts)
-    tally = Tally.empty(groups, setting.seed)
-    needed = math.ceil(setting.num_tokens / setting.output_tokens)
+    hints = outputs.hints or [NO_HINTS] * len(prompts)
+    tally = Tally.empty(groups, outputs.seed)
+    needed = math.ceil(outputs.num_tokens / outputs.output_tokens)
     params = replace(
-        setting.params,
-        max_tokens=setting.output_tokens,
+        outputs.params,
+        max_tokens=outputs.output_tokens,
         ignore_eos=True,
         stop=(),
         stop_token_ids=(),
@@ -89,7 +92,7 @@ def gather(
         seed=None,
     )
     # Neighbouring seeds of proofs must not share the seeds of their requests.
-    seeds = count(setting.seed * _FAR_APART)
+    seeds = count(outputs.seed * _FAR_APART)
     with _watched(engine, tally) as masses:
         engine.use_seeds(lambda: next(seeds) % 2**63)
         for start in range(0, needed, engine.max_batch_size):
@@ -99,7 +102,7 @@ def gather(
             completions = engine.generate(batch, params, hints=hinted)
             _test_outputs(engine, completions, params, masses, tally)
             masses.clear()
-            progress(min(tally.num_tokens, setting.num_tokens), setting.num_tokens)
+            report("statistics", min(tally.num_tokens, outputs.num_tokens), outputs.num_tokens)
     return tally
 
 
@@ -187,3 +190,46 @@ def _impossible(
             request.params,
         )
     return count
+
+
+def teacher_forced(
+    target: CausalLM, cache: Cache, requests: Sequence[Request]
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Run whole requests through the target, in stretches of positions.
+
+    Args:
+        target: the target model.
+        cache: an empty cache with at least as many rows as there are requests.
+        requests: finished requests with outputs of one length.
+
+    Yields:
+        The index of a request, the index of the first output token of a stretch, the logits for
+        the stretch [n, V], and the rows [n, V] that its tokens are drawn from.
+    """
+    rows = range(len(requests))
+    prompts = [request.token_ids[: request.num_prompt_tokens - 1] for request in requests]
+    for _ in prefill_chunks(target, cache, rows, prompts):
+        pass
+    length = requests[0].num_output_tokens
+    width = max(1, _MOST_LOGITS // (len(requests) * target.vocab_size))
+    for start in range(0, length, width):
+        count = min(width, length - start)
+        inputs = []
+        for request in requests:
+            first = request.num_prompt_tokens - 1 + start
+            inputs.append(request.token_ids[first : first + count])
+        logits = target.forward(Batch.after(cache, rows, inputs), cache).logits
+        assert logits is not None
+        for index, request in enumerate(requests):
+            probs = warp(logits[index], _prefixes(request, start, count))
+            yield index, start, logits[index], probs
+
+
+def _prefixes(request: Request, start: int, count: int) -> list[Prefix]:
+    """The sampler's prefix of each output token of a stretch."""
+    prompt = request.token_ids[: request.num_prompt_tokens]
+    output = tuple(request.output_ids)
+    before = Request(
+        request.request_id, prompt, len(prompt), request.params, request.seed, request.row
+    )
+    return [Prefix(before, output[:index]) for index in range(start, start + count)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,19 +13,13 @@ from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.proof.effort import Effort
+from forerun.proof.effort import Effort, ProofOutputs
 from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
-from forerun.proof.setting import Progress, Setting, unseen
 from forerun.proof.statistics import Statistics, by_statistics
 from forerun.verification import AUTO, FOR_DRAWN, make_rule
 
 GREEDY_NOTE = "greedy output leaves nothing to chance: equality compares every token of it."
-# From the strictest to the weakest.
-_LEVELS = (Exactness.BITWISE, Exactness.DISTRIBUTIONAL, Exactness.APPROXIMATE)
-
-PartProgress = Callable[[str, int, int], None]
-"""Callback that takes the name of a part, the amount of work done, and the total amount."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class Proof:
     """The result of a proof; a part that did not run is None.
 
     Args:
-        level: the weakest exactness level of target, drafter and rule.
+        level: exactness that the engine promises.
         rule: name of the rule in the engine's config.
         enumeration, statistics, equality: results of the parts.
         notes: sentences about parts that did not run.
@@ -76,7 +69,6 @@ def prove(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     effort: Effort | None = None,
-    progress: PartProgress | None = None,
 ) -> Proof:
     """Prove, as far as it can be proven, that an engine emits the target's own distribution.
 
@@ -85,7 +77,6 @@ def prove(
         prompts: token ids; each must leave room for an output in the engine's context.
         params: sampling parameters.
         effort: amount of work to do.
-        progress: called as each part runs.
 
     Raises:
         ConfigError: for an engine without a drafter, without room, or with a compressed cache.
@@ -103,23 +94,20 @@ def prove(
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method
     hints = predictions(engine, prompts, params, effort)
-    setting = Setting(
+    outputs = ProofOutputs(
         params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed, hints
     )
     statistics = enumeration = equality = None
     if "statistics" in effort.parts and not params.greedy:
-        statistics = by_statistics(engine, prompts, setting, _of_part("statistics", progress))
+        statistics = by_statistics(engine, prompts, outputs)
     if "enumeration" in effort.parts:
         enumeration = by_enumeration(_rules_to_enumerate(engine), params)
     if "equality" in effort.parts:
         count = effort.equality_prompts
-        few = replace(setting, hints=hints[:count])
-        equality = by_equality(engine, prompts[:count], few, _of_part("equality", progress))
-    promises = [engine.target.exactness, engine.drafter.exactness]
-    if rule != AUTO:
-        promises.append(_rule_named(engine, rule).exactness)
+        few = replace(outputs, hints=hints[:count])
+        equality = by_equality(engine, prompts[:count], few)
     return Proof(
-        level=max(promises, key=_LEVELS.index),
+        level=engine.exactness,
         rule=rule,
         enumeration=enumeration,
         statistics=statistics,
@@ -189,10 +177,6 @@ def _check_room(engine: Engine, prompts: Sequence[list[int]], effort: Effort) ->
             f"the longest prompt has {longest} tokens and outputs {effort.output_tokens}; "
             f"the context is {engine.max_context}. Shorten the prompts or the outputs."
         )
-
-
-def _of_part(part: str, progress: PartProgress | None) -> Progress:
-    return unseen if progress is None else partial(progress, part)
 
 
 def _of_enumeration(part: Enumerations) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from time import perf_counter
 import numpy as np
 
 from forerun.engine.engine import Engine
+from forerun.proof.effort import ProofOutputs
 from forerun.proof.gather import Tally, gather
 from forerun.proof.power import Limit, limits
 from forerun.proof.score_tests import QUESTIONS, assign_groups
-from forerun.proof.setting import Progress, Setting, unseen
 from forerun.theory.goodness_of_fit import Ints, holm
 
 # Tokens in the second look (after an alarm) / in the first.
@@ -105,8 +105,7 @@ class Statistics:
 def by_statistics(
     engine: Engine,
     prompts: Sequence[list[int]],
-    setting: Setting,
-    progress: Progress = unseen,
+    outputs: ProofOutputs,
 ) -> Statistics:
     """Draw outputs and test every token.
 
@@ -117,35 +116,33 @@ def by_statistics(
         engine: an engine with a drafter. Requests have no seed, because under `auto` a seed would
             select the coupled rule.
         prompts: token ids, used in turn.
-        setting: sampling settings.
-        progress: called with the number of tokens done and in total.
+        outputs: outputs to draw.
     """
     # Both looks have the same groups, so that the second can confirm the first.
-    random = np.random.default_rng([0x677270, setting.seed % 2**64])
+    random = np.random.default_rng([0x677270, outputs.seed % 2**64])
     groups = assign_groups(engine.target.vocab_size, random)
-    first = _look(engine, prompts, setting, groups, progress)
-    if not first.alarms(setting.level):
-        return Statistics(True, setting.level, first)
+    first = _look(engine, prompts, outputs, groups)
+    if not first.alarms(outputs.level):
+        return Statistics(True, outputs.level, first)
     again = replace(
-        setting, num_tokens=SECOND_LOOK * setting.num_tokens, seed=setting.seed + _FRESH
+        outputs, num_tokens=SECOND_LOOK * outputs.num_tokens, seed=outputs.seed + _FRESH
     )
-    second = _look(engine, prompts, again, groups, progress)
-    return Statistics(not second.alarms(setting.level), setting.level, first, second)
+    second = _look(engine, prompts, again, groups)
+    return Statistics(not second.alarms(outputs.level), outputs.level, first, second)
 
 
 def _look(
     engine: Engine,
     prompts: Sequence[list[int]],
-    setting: Setting,
+    outputs: ProofOutputs,
     groups: Ints,
-    progress: Progress,
 ) -> Look:
     started = perf_counter()
-    tally = gather(engine, prompts, setting, groups, progress)
-    return _result(tally, setting, perf_counter() - started)
+    tally = gather(engine, prompts, outputs, groups)
+    return _result(tally, outputs, perf_counter() - started)
 
 
-def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
+def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
     # A test has rank 0 if its outcomes vary too little.
     tests = [
         tally.tests.by_name[name]
@@ -153,7 +150,7 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
         if name in tally.tests.by_name and tally.tests.by_name[name].rank
     ]
     adjusted = holm([test.p_value for test in tests])
-    params = setting.params
+    params = outputs.params
     edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     return Look(
         tests=tuple(
@@ -174,6 +171,6 @@ def _result(tally: Tally, setting: Setting, seconds: float) -> Look:
         impossible=tally.impossible,
         largest_row_difference=tally.row_difference,
         row_tolerance=None if edges else tally.row_tolerance,
-        limits=tuple(limits(tally.tests, tally.rows, tally.starts, setting.level, SECOND_LOOK)),
+        limits=tuple(limits(tally.tests, tally.rows, tally.starts, outputs.level, SECOND_LOOK)),
         seconds=seconds,
     )
