@@ -17,12 +17,12 @@ from forerun.models.processor_caches import last_level_cache
 
 @dataclass
 class Bandwidth:
-    """What a token reads, and how fast a plain loop reads as much.
+    """Bytes that a token reads, and the rate at which a plain loop reads as many.
 
     Args:
-        bytes_per_token: of a request alone, in the middle of its output.
-        machine: reads them; None where nothing measures it, as on a GPU.
-        reads: bytes a second, of each measurement.
+        bytes_per_token: bytes that a token of a single request reads, in the middle of its output.
+        machine: reader of as many bytes; None where nothing measures it, as on a GPU.
+        reads: measured bytes per second.
     """
 
     bytes_per_token: float
@@ -31,7 +31,7 @@ class Bandwidth:
 
     @classmethod
     def of(cls, model: CausalLM, context: int) -> Bandwidth:
-        """For a model that decodes after `context` tokens.
+        """Bandwidth of a model that decodes after `context` tokens.
 
         Raises:
             CheckpointError: for a model whose shape is unknown.
@@ -44,12 +44,12 @@ class Bandwidth:
         return cls(count, Machine(cache))
 
     def measure(self) -> None:
-        """Read once more."""
+        """Measure the rate once more."""
         if self.machine is not None:
             self.reads.append(self.machine.read_like(int(self.bytes_per_token)))
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What the plain runs of single requests reach, ready for JSON; empty without such runs."""
+        """Rates that plain runs of single requests reach, ready for JSON; empty without such runs."""
         sides = [row.plain for row in rows if row.plain is not None and row.key.batch == 1]
         gaps = [gap for side in sides for gap in side.gaps]
         if not gaps:
@@ -67,7 +67,7 @@ class Bandwidth:
         return facts
 
     def sentence(self, rows: Sequence[Row]) -> str:
-        """The same in words."""
+        """The rates in words; empty without plain runs of single requests."""
         facts = self.facts(rows)
         if not facts:
             return ""

@@ -1,4 +1,4 @@
-"""Who is measured beside plain decoding: an engine with a setting, or another engine's process."""
+"""Contestants beside plain decoding: an engine with a setting, or another engine's process."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Measured:
 
 
 class Contestant(Protocol):
-    """Somebody to measure."""
+    """A way to decode that is measured."""
 
     @property
     def name(self) -> str:
-        """Unique among them."""
+        """Name, unique among the contestants."""
 
     def takes(self, params: SamplingParams, batch: int) -> bool:
-        """Whether it can run so many requests at once with such a sampler."""
+        """True if it can run `batch` requests at once with these sampling parameters."""
 
     def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Run a few tokens."""
@@ -103,8 +103,10 @@ class Drafting:
 
     @property
     def notes(self) -> list[str]:
-        """What its policy decided so far, where it chose for the user, and which drafters it gave up. A cold
-        one has forgotten."""
+        """Decisions of its policy where it chose for the user, and drafters that it gave up.
+
+        A cold one has forgotten them.
+        """
         policy = self.engine.policy
         if policy is None or self.setting.cold:
             return []

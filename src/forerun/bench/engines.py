@@ -26,7 +26,7 @@ _STEP = 64
 
 @dataclass
 class Workshop:
-    """Where engines are made; within `forerun.models.checkpoint.loading_once` all of them share one target.
+    """Maker of engines; within `forerun.models.checkpoint.loading_once` all of them share one target.
 
     Args:
         checkpoint: of the target.

@@ -91,8 +91,8 @@ class Machine:
         return [first << step for step in steps]
 
     def sources(self) -> dict[str, int]:
-        """Where working sets lie, the nearest first, each with the largest that this machine's
-        threads hold there."""
+        """Caches and memory, the nearest first, each with the largest working set that this machine's threads
+        hold there."""
         levels = {f"L{c.level}": c.of_threads(int(self._pool.threads)) for c in data_caches()}
         return {**levels, MEMORY: self.stream_bytes}
 

@@ -22,7 +22,7 @@ TRIED_PROMPTS, TRIED_TOKENS = 3, 48
 
 @dataclass(frozen=True)
 class Invitation:
-    """Which engines take part, and what they need.
+    """Other engines to measure, and what they need.
 
     Args:
         names: names of peers.
@@ -47,7 +47,7 @@ class Invitation:
 
 @dataclass
 class Opponents:
-    """Those that take part.
+    """Other engines that take part.
 
     Args:
         contestants: two of each engine: plain, and with the drafts that were fastest.

@@ -32,7 +32,7 @@ class Prepared:
 
 @dataclass
 class Preparation:
-    """How questions become prompts.
+    """Maker of prompts from questions.
 
     Args:
         engine: answers earlier turns, greedily and plainly, so that all methods see the same text.

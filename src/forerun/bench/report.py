@@ -16,7 +16,7 @@ from forerun.bench.verdict import Verdict, defects, times, verdicts
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured.
+    """Rows of a session, and the facts and notes beside them.
 
     Args:
         model: the target, as the user named it.
@@ -40,22 +40,22 @@ class Report:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The figures."""
+        """Figures of each setting, over all categories and by category."""
         return summarize(self.rows)
 
     @cached_property
     def whole(self) -> list[Cell]:
-        """Those over all categories."""
+        """Figures over all categories."""
         return [cell for cell in self.cells if cell.category == ALL]
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """One for each temperature and batch size."""
+        """Verdict on each temperature and batch size."""
         return verdicts(self.cells, tuple(self.peers))
 
     @cached_property
     def defects(self) -> list[str]:
-        """Outputs that are wrong."""
+        """Sentences on outputs that are wrong."""
         return defects(self.cells)
 
     @cached_property
@@ -94,12 +94,12 @@ class Report:
 
     @property
     def closeness(self) -> str:
-        """How near plain decoding comes to the memory's bandwidth; empty where that is unknown."""
+        """Plain decoding beside the memory's bandwidth, in words; empty where that is unknown."""
         return "" if self.bandwidth is None else self.bandwidth.sentence(self.rows)
 
     @property
     def beside_peers(self) -> list[str]:
-        """How many times as fast as each peer forerun is, plainly and each at its best."""
+        """Ratios of forerun's speed to each peer's, plainly and each at its best, in words."""
         best: dict[str, list[float]] = {}
         ours = [
             cell
@@ -128,7 +128,7 @@ class Report:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The report, ready for JSON."""
         return {
             "model": self.model,
             "command": self.command,

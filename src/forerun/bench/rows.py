@@ -22,7 +22,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Key:
-    """Which measurement a row is.
+    """Identity of a measurement.
 
     Args:
         setting: by name.
@@ -174,7 +174,7 @@ def side_of(run: Timed) -> Side:
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Whether an output repeats itself: some 4-gram occurs more than 8 times."""
+    """True if an output repeats itself: some 4-gram occurs more than 8 times."""
     grams = zip(token_ids, token_ids[1:], token_ids[2:], token_ids[3:], strict=False)
     return max(Counter(grams).values(), default=0) > 8
 

@@ -63,7 +63,7 @@ class Timed:
 
     @property
     def disturbed(self) -> str | None:
-        """What shows that these times are not those of the work; None where nothing does."""
+        """Sign that these times are not those of the work, in words; None without one."""
         pauses = [
             later - sooner for arrivals in self.arrivals for sooner, later in pairwise(arrivals)
         ]

@@ -79,7 +79,7 @@ class _Losers:
 
 @dataclass
 class Session:
-    """What is measured, and what of it is done.
+    """Measurement of contestants on prompts, some of which may be done already.
 
     Args:
         plain: decodes plainly, with as many rows as the largest batch.
@@ -155,7 +155,7 @@ class Session:
         ]
 
     def _missing(self, group: Group, temperature: float) -> list[Contestant]:
-        """Who takes part and has no row."""
+        """Contestants that take part and have no row."""
         params = self._params(temperature)
         return [
             contestant

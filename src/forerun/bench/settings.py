@@ -74,7 +74,7 @@ def method_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Axes:
-    """What is crossed.
+    """Values that are crossed into settings.
 
     Args:
         methods: by name, DEFAULT among them.
@@ -107,7 +107,7 @@ class Crossed:
 
 
 def likely_methods(target: str, models: Sequence[str]) -> tuple[str, ...]:
-    """What to measure where no method is named: what needs nothing, and what the models are for.
+    """Methods to measure where none is named: those without a model, and those of the given models.
 
     Args:
         target: as the user named it.

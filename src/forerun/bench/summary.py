@@ -44,13 +44,13 @@ class Cell:
 
     @cached_property
     def speedup_without_loops(self) -> Interval | None:
-        """The same over prompts whose output does not repeat itself."""
+        """Speed-up on prompts whose output does not repeat itself."""
         straight = [row.speedup for row in self.rows if not row.loops]
         return intervals.median(straight) if straight else None
 
     @cached_property
     def share_that_loops(self) -> float:
-        """Of plain decoding's outputs."""
+        """Share of plain decoding's outputs that repeat themselves."""
         return sum(row.loops for row in self.rows) / self.requests
 
     @property
@@ -60,12 +60,12 @@ class Cell:
 
     @cached_property
     def sides(self) -> list[Side]:
-        """What the setting took."""
+        """Times of the setting."""
         return [row.side for row in self.rows if row.side is not None]
 
     @cached_property
     def plain(self) -> list[Side]:
-        """What plain decoding took."""
+        """Times of plain decoding."""
         return [row.plain for row in self.rows if row.plain is not None]
 
     @cached_property
@@ -75,12 +75,12 @@ class Cell:
 
     @cached_property
     def stats(self) -> Stats:
-        """Counters of all of them."""
+        """Counters of all pairs together."""
         return Stats.total(self.by_row)
 
     @cached_property
     def tokens_per_forward(self) -> Interval | None:
-        """Over all rounds; 1 for plain decoding."""
+        """Tokens per target forward over all rounds; 1 for plain decoding."""
         return intervals.ratio(
             [stats.num_emitted_tokens for stats in self.by_row],
             [stats.num_target_forwards for stats in self.by_row],
@@ -88,7 +88,7 @@ class Cell:
 
     @cached_property
     def acceptance_length(self) -> Interval | None:
-        """The same over the rounds that drafted."""
+        """Tokens per target forward over the rounds that drafted."""
         return intervals.ratio(
             [stats.num_emitted_in_drafts for stats in self.by_row],
             [stats.num_drafts for stats in self.by_row],
@@ -109,11 +109,11 @@ class Cell:
 
     @property
     def differences(self) -> Counter[str]:
-        """Why others are not, where that was found out."""
+        """Causes of other outputs, as far as known, with their numbers."""
         return Counter(why for row in self.rows for why in row.differences)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The figures, ready for JSON."""
         without = self.speedup_without_loops
         return {
             "setting": self.setting,
@@ -181,7 +181,7 @@ def gaps(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def burst_sizes(sides: Sequence[Side]) -> Counter[int]:
-    """How often so many tokens came at once."""
+    """Number of arrivals by the tokens that came at once."""
     return Counter(size for side in sides for size in side.bursts)
 
 
@@ -195,8 +195,7 @@ def stages(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def ahead(left: Cell, right: Cell) -> Interval | None:
-    """How many times as fast the left is as the right, on the prompts that both have; None for fewer
-    than two."""
+    """Ratio of the left's speed to the right's on the prompts that both have; None for fewer than two."""
     theirs = {_place(row): row.speedup for row in right.rows}
     ratios = [row.speedup / theirs[_place(row)] for row in left.rows if _place(row) in theirs]
     return intervals.median(ratios) if len(ratios) > 1 else None

@@ -12,7 +12,7 @@ from forerun.models.transformer import Transformer
 
 
 def traffic_of(model: CausalLM) -> Traffic:
-    """What the forwards of a model read and compute.
+    """Bytes and FLOP of a model's forwards.
 
     Raises:
         CheckpointError: for a model of transformers whose dimensions are unknown.

@@ -1,4 +1,4 @@
-"""The verdict in words: what to use, what that gains, and where it loses."""
+"""Verdict in words: the setting to use, its gain, and where it loses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORTH = 1.01
 
 @dataclass(frozen=True)
 class Verdict:
-    """About one temperature and batch size.
+    """Verdict on one temperature and batch size.
 
     Args:
         temperature, batch: which.
@@ -125,7 +125,7 @@ def _wins(cell: Cell) -> bool:
 
 
 def _cautions(best: Cell) -> str:
-    """What is to be known with the figure itself: outputs that repeat themselves flatter it."""
+    """Caution that belongs to the figure itself: outputs that repeat themselves flatter it."""
     without = best.speedup_without_loops
     if not best.share_that_loops:
         return ""

@@ -198,7 +198,7 @@ def _measured_at(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _advice(sizes: Sequence[int], tuning: Tuning, records: Records) -> list[str]:
     """Why the best setting of each batch size gains or loses."""
-    from forerun.bench.tune.advice import advice_on
+    from forerun.bench.tune.words import advice_on
 
     found = [advice_on(records, tuning.best(size)) for size in sizes]
     return [finding.text for one in found if one is not None for finding in one.findings]

@@ -12,15 +12,13 @@ import torch
 from forerun.bench.runs import Prompt
 from forerun.bench.tune.records import Output, Records
 from forerun.bench.tune.replay import replay
-from forerun.bench.tune.steering import SetLength, survival
+from forerun.bench.tune.steering import SetLength
 from forerun.bench.tune.workbench import Candidate, Workbench
-from forerun.core import Batch, Draft, Hints, Tree
+from forerun.core import Batch, Hints
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.verification import make_rule
-from forerun.verification.decision import DecisionRule
 from tests.helpers.recorded import costs, output
 from tests.matrix import DRAFTERS, ROWS, TARGET, DrafterCase
 
@@ -98,18 +96,6 @@ def test_the_text_of_a_recording_has_the_targets_distribution_whatever_is_drafte
     assert float((counts / 400 - expected).abs().max()) < 0.1
 
 
-def test_what_would_be_accepted_is_as_probable_as_the_rule_says() -> None:
-    draft = Draft(
-        Tree.chain(2), (0, 1), torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]], dtype=torch.float64)
-    )
-    target = torch.tensor(
-        [[0.25, 0.5, 0.25], [0.6, 0.4, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64
-    )
-    rule = make_rule("token")
-    assert isinstance(rule, DecisionRule)
-    assert survival(rule.decide(draft, target), draft) == pytest.approx((0.5, 0.5 * 0.5))
-
-
 def test_timed_rounds_cover_all_lengths_and_leave_the_drafter_as_it_was() -> None:
     case = next(case for case in DRAFTERS if case.name == "ngram")
     bench = workbench(case)
@@ -138,7 +124,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert again.made_with == {"model": "made"}
     assert again.outputs == records.outputs
     assert again.timings == records.timings
-    assert any(map(any, next(iter(again.outputs.values())).survival))
+    assert any(map(any, next(iter(again.outputs.values())).token_probs))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _stacks(request: Request, engine: Engine, text: str) -> list[Haystack]:
 
 
 class _Reader:
-    """What is measured of a setting at one context."""
+    """Measurements of a setting at one context."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _MANY = 1024
 
 
 class Score(NamedTuple):
-    """How a model takes given tokens.
+    """Scores of given tokens by a model.
 
     Args:
         nll: minus the log probability of each, float64 [n].
@@ -80,8 +80,10 @@ class Reading:
 
     @contextmanager
     def branch(self) -> Iterator[Reading]:
-        """The same prompt once more, to go on otherwise while the block runs: of a cache that evicts a copy,
-        as nothing that it has evicted comes back."""
+        """Context manager with the same prompt, to go on otherwise while the block runs.
+
+        A cache that evicts is copied, as nothing that it has evicted comes back.
+        """
         if self.evicts is not None:
             other = copy.copy(self)
             other.cache = other.evicts = self.evicts.copy()
@@ -95,7 +97,7 @@ class Reading:
             self.cache.trim(0, length)
 
     def score(self, token_ids: Sequence[int]) -> Score:
-        """How likely given tokens are behind the prompt, which they belong to afterwards."""
+        """Scores of given tokens behind the prompt, which they belong to afterwards."""
         left = list(token_ids)
         scores: list[Score] = []
         while left:
@@ -107,7 +109,7 @@ class Reading:
         return Score(*(torch.cat(parts) for parts in zip(*scores, strict=True)))
 
     def step(self, token: int) -> Step:
-        """The same of one token, timed."""
+        """Score of one token, and the seconds that it took."""
         start = perf_counter()
         self._evict()
         middle = perf_counter()

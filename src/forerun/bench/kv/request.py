@@ -1,4 +1,4 @@
-"""What `forerun bench kv` is asked for, and the settings of the cache that follow from it."""
+"""Request of `forerun bench kv`, and the settings of the cache that follow from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Budget = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
 
 @options
 class Request:
-    """What to measure.
+    """Settings of the cache to measure, and the texts to measure them on.
 
     Raises:
         ConfigError: for a number out of range, or no setting beside the full cache.
@@ -104,7 +104,7 @@ class Setting:
 
     @property
     def compression(self) -> Compression:
-        """What of the cache is evicted."""
+        """Eviction of the setting."""
         return pick(Compression, self.load.get("compression", {}))
 
     @property

@@ -138,7 +138,7 @@ def content_hash(path: Path) -> str:
 
 
 def _transformers(options: PeerOptions) -> Peer:
-    """transformers itself; a function, so that it is imported when it is loaded."""
+    """Peer of transformers, which is imported only when it is loaded."""
     from forerun.bench.peers.transformers_peer import TransformersPeer
 
     return TransformersPeer(options)

@@ -23,7 +23,7 @@ from forerun.errors import ConfigError
 
 PEERS_MAKER = "forerun.bench.peers:load_peer"
 CALL_SECONDS = 600.0
-"""That a call may take, loading and converting a model among them; then the engine is ended."""
+"""Seconds that a call may take, loading and converting a model included, before the engine is ended."""
 _LOG = "FORERUN_PEER_LOG"
 
 

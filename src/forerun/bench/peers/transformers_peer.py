@@ -1,4 +1,4 @@
-"""transformers itself: eager PyTorch, greedy and assisted generation."""
+"""Peer of transformers: eager PyTorch, greedy and assisted generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIDENCE = 0.0
 
 
 class TransformersPeer(Peer):
-    """transformers behind the contract of `Peer`. It sets the threads of torch in this process."""
+    """Greedy and assisted generation of transformers; sets the threads of torch in this process."""
 
     def __init__(self, options: PeerOptions) -> None:
         super().__init__("transformers", transformers.__version__)

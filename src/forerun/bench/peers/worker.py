@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def load(maker: str, options: dict[str, Any]) -> Any:
-    """What a function, named as `module:function`, makes of the options."""
+    """Result of a function, named as `module:function`, for the options."""
     module, _, name = maker.partition(":")
     return getattr(import_module(module), name)(**options)
 

@@ -35,7 +35,7 @@ from forerun.models.placement import Placement
 
 @dataclass(frozen=True)
 class Models:
-    """What is measured, ready to run."""
+    """Target and draft of a request, ready to run."""
 
     target: CausalLM
     draft: CausalLM | None

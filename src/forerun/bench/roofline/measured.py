@@ -21,7 +21,7 @@ _PREFILLS = 3
 _CHECKED = 5
 
 LimitsNow = Callable[[CausalLM, float], Limits]
-"""What bounds a forward of a model that reads so many bytes, at this moment."""
+"""Function from a model and the bytes that a forward reads to the limits at this moment."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Timed:
 
     @property
     def subject(self) -> Subject:
-        """As rows name it."""
+        """Subject of the model's rows."""
         return Subject(self.role, self.model.name, self.model.precision, traffic_of(self.model))
 
     def fitting(self, contexts: Sequence[int]) -> list[int]:

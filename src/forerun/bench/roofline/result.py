@@ -1,4 +1,4 @@
-"""What `forerun roofline` finds, measured or predicted."""
+"""Result of `forerun roofline`, measured or predicted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.costs.table import CostTable
 
 @dataclass(frozen=True)
 class InCache:
-    """What the last-level cache is worth to a draft.
+    """Times of a draft's token from the last-level cache and from memory.
 
     Args:
         bytes: that a token of the draft reads.
@@ -77,7 +77,7 @@ class Roofline:
 
     @property
     def limits(self) -> Limits:
-        """Of the target's forwards."""
+        """Limits of the target's forwards."""
         return self.rows[0].limits
 
     def of(self, role: str) -> dict[int, list[Row]]:
@@ -108,7 +108,7 @@ class Roofline:
         return CostTable.from_rows(found) if found else None
 
     def seconds(self, row: Row) -> float:
-        """Of a forward: those of one token times the ratio, which was measured in pairs."""
+        """Seconds of a forward: those of one token times the ratio, which was measured in pairs."""
         return self.of(row.role)[row.context][0].time * row.rise
 
     def as_facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From which context on drafts pay that read less of the cache than the target does.
+"""Shortest context at which drafts pay that read less of the cache than the target does.
 
 The formula is that of `forerun simulate --draft-window`: a drafting round takes the time of its drafts and
 of checking them, in plain rounds of the same context. What drafts take follows a candidate's own
@@ -25,12 +25,12 @@ _ALIKE = 1e-6
 
 @dataclass(frozen=True)
 class Shares:
-    """What a drafted token of a candidate reads, in plain rounds of the same context.
+    """Cost of a drafted token by context, in plain rounds of the same context.
 
     Args:
-        candidate: what drafts.
+        candidate: name of the drafter.
         contexts: tokens, rising from 1 to the model's context.
-        shares: at each of them.
+        shares: the cost at each of them.
     """
 
     candidate: str
@@ -54,7 +54,7 @@ class Shares:
         return float(1.0 / np.interp(context, self.contexts, 1.0 / np.asarray(self.shares)))
 
     def first_below(self, share: float) -> int | None:
-        """The least context at which the share is below a number; None where none is."""
+        """The least context at which the share is below a number; None if there is none."""
         index = next((i for i, known in enumerate(self.shares) if known < share), None)
         if index is None:
             return None
@@ -65,14 +65,13 @@ class Shares:
         return between[bisect_left(between, True, key=lambda context: self.at(context) < share)]
 
     def reads_all(self, context: float) -> bool:
-        """Whether drafts at a context leave out nothing that they would read at shorter ones: a window is
-        not full."""
+        """True if drafts at a context leave out nothing: their window is not full."""
         return self.at(context) >= max(self.shares) - _ALIKE
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From which context on a setting is faster than plain decoding.
+    """Shortest context at which a setting is faster than plain decoding.
 
     Args:
         context: tokens; None where it is slower at all of them.
@@ -89,7 +88,7 @@ class BreakEven:
 
 
 def shares_of(drafter: Drafter, candidate: str, longest: int) -> Shares | None:
-    """What a drafter says of itself; None where the context does not matter, or only measurements tell.
+    """Shares that a drafter declares; None where the context does not matter, or only measurements tell.
 
     Args:
         longest: the model's context.
@@ -109,7 +108,7 @@ def shares_of(drafter: Drafter, candidate: str, longest: int) -> Shares | None:
 def break_even(
     shares: Shares, drafting: float, rest: float, contexts: Sequence[float]
 ) -> BreakEven:
-    """From which context on rounds take less time than plain decoding of what they emit.
+    """Shortest context at which rounds take less time than plain decoding of what they emit.
 
     Args:
         drafting, rest: time of drafts, and of all else in rounds, over that of plain decoding of the
@@ -124,6 +123,6 @@ def break_even(
 
 
 def _contexts(longest: int) -> tuple[int, ...]:
-    """From 1 to a context, so many in each doubling."""
+    """Contexts from 1 to `longest`, equally many in each doubling."""
     count = 1 + int(np.ceil(np.log2(longest) * _PER_OCTAVE))
     return tuple(int(value) for value in np.unique(np.geomspace(1, longest, count).round()))

@@ -1,4 +1,4 @@
-"""What rounds cost, fitted to timed ones: by stage, drafted tokens, batch size and context."""
+"""Costs of rounds, fitted to timed ones: by stage, drafted tokens, batch size and context."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Grid:
         return cls(tuple(sorted(tokens)), tuple(sorted(ends)))
 
     def table(self, samples: dict[int, list[Sample]]) -> CostTable:
-        """A table of samples by batch size; without any, one of next to nothing."""
+        """A table fitted to samples by batch size; nearly zero without samples."""
         rows = []
         for batch_size, group in samples.items():
             fit = _Fit.to(group)
@@ -138,14 +138,14 @@ def _knots(tokens: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _parts(samples: NDArray[np.float64], knots: tuple[float, ...]) -> NDArray[np.float64]:
-    """What each parameter counts in each sample."""
+    """Coefficient of each parameter in each sample."""
     tokens, contexts = samples[:, 0], samples[:, 1]
     hats = [np.interp(tokens, knots, row) for row in np.eye(len(knots))]
     return np.stack([*hats, contexts, contexts * tokens], axis=1)
 
 
 def _at_usual_speed(one: Round, plain: CostTable) -> Round:
-    """A round as it would have been, had plain rounds taken their usual time beside it."""
+    """A round scaled to a machine on which plain rounds take their usual time."""
     if not one.beside:
         return one
     factor = plain.seconds(1, one.batch_size, one.context) / one.beside
@@ -154,7 +154,7 @@ def _at_usual_speed(one: Round, plain: CostTable) -> Round:
 
 
 def _samples(rounds: Sequence[Round], stage: str) -> list[Sample]:
-    """Of a stage; drafting only where it was asked for and no prompt went through the drafter."""
+    """Samples of a stage; of drafting only where it was asked for and no prompt went through the drafter."""
     return [
         (one.nodes + 1.0, one.context, getattr(one, stage))
         for one in rounds

@@ -1,4 +1,4 @@
-"""What every setting would gain, by replaying what was recorded of its candidate."""
+"""Predicted gain of every setting, by replaying what was recorded of its candidate."""
 
 from __future__ import annotations
 

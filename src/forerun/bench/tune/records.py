@@ -27,9 +27,6 @@ class Output:
         confidences: that the drafter had before it drafted; see `Drafter.confidence`.
         token_probs: the largest probability in the row of each drafted token; empty where drafts are
             point masses.
-        survival: the probability that at least 1, 2, … tokens are accepted; empty where the rule has no
-            such probabilities.
-        seconds: of drafting, the target and verification.
         prefill_seconds: of the prompt.
     """
 
@@ -44,8 +41,6 @@ class Output:
     accepted: tuple[int, ...]
     confidences: tuple[float, ...]
     token_probs: tuple[tuple[float, ...], ...] = ()
-    survival: tuple[tuple[float, ...], ...] = ()
-    seconds: tuple[tuple[float, float, float], ...] = ()
     prefill_seconds: float = 0.0
 
     def __len__(self) -> int:
@@ -90,7 +85,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was timed of a candidate on one prompt, beside plain decoding.
+    """Timed rounds of a candidate on one prompt, beside plain decoding.
 
     Args:
         candidate, prompt_id: whose.
@@ -156,7 +151,7 @@ Record = Output | Timing | Confirmed | Shares
 
 @dataclass
 class Records:
-    """All that was recorded, in memory and in a file if there is one.
+    """Records of a run, in memory and in a file if there is one.
 
     Args:
         made_with: settings that the records depend on: model, sampler, versions, machine.
@@ -274,7 +269,7 @@ def _check(output: Output) -> None:
 
 ROUNDS = Format(
     mark="forerun_rounds",
-    version=1,
+    version=2,
     command="forerun tune",
     error=ConfigError,
     content=_content,

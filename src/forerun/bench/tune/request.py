@@ -1,4 +1,4 @@
-"""What `forerun tune` tries, declared without loading any model."""
+"""Settings of `forerun tune`, declared without loading any model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _methods() -> list[str]:
 
 @options
 class TuneSettings:
-    """What is tried, on how much, and how long it is timed."""
+    """Candidates to try, the number of prompts, and the time to spend."""
 
     methods: tuple[Annotated[str, known("method", _methods)], ...] = Field(
         default=(), description="Methods to try; left out, all that fit the model."

@@ -36,7 +36,7 @@ Encode = Callable[[Workbench], Sequence[Prompt]]
 
 @dataclass
 class Tuning:
-    """What was found.
+    """Result of a run.
 
     Args:
         predictions: all of them, the best first; some with what was confirmed.
@@ -56,8 +56,8 @@ class Tuning:
 
     @property
     def from_contexts(self) -> list[Prediction]:
-        """Of each candidate whose drafts cost less at longer contexts, by batch size, the setting that pays
-        at the shortest."""
+        """Setting that pays at the shortest context, for each batch size and candidate whose drafts cost less
+        at longer ones."""
         chosen: dict[tuple[str, int], Prediction] = {}
         for one in self.predictions:
             key = one.candidate, one.batch_size
@@ -253,7 +253,7 @@ def run_setting(
 
 
 def _pays_from(one: Prediction) -> float:
-    """The context; infinite where there is none."""
+    """The shortest context at which it pays; infinite if there is none."""
     context = None if one.break_even is None else one.break_even.context
     return math.inf if context is None else context
 

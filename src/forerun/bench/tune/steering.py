@@ -1,5 +1,5 @@
-"""What a recording engine is steered by: a policy whose lengths are set from outside, a rule that keeps
-one token of each verdict, a drafter that is steered likewise."""
+"""Parts that steer a recording engine: a policy with given lengths, a rule that keeps one token of each
+verdict, and a drafter that fills or skips rounds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from forerun.core import Draft, ForwardOutput, Plan, Request, SparseProbs, Verdi
 from forerun.policies.base import BasePolicy
 from forerun.randomness import Randomness
 from forerun.verification import TargetRows
-from forerun.verification.decision import Decision, DecisionRule
 
 
 @dataclass(frozen=True)
 class Noted:
-    """What a rule made of one draft, before its verdict was cut."""
+    """Verdict of a rule on one draft, before it was cut."""
 
     nodes: int
     depth: int
     accepted: int
     token_probs: tuple[float, ...]
-    survival: tuple[float, ...]
 
 
 class SetLength(BasePolicy):
-    """Plans the length that it is told, or lengths in turns.
+    """Policy that plans given lengths in turns.
 
     Attributes:
         lengths: in turns; all requests of a round have the same one.
@@ -76,26 +74,10 @@ class FirstToken:
         randomness: Randomness,
     ) -> list[Verdict]:
         verdicts = self.rule.verify(drafts, rows, requests, randomness)
-        for index, (draft, verdict) in enumerate(zip(drafts, verdicts, strict=True)):
-            self.notes.append(
-                Noted(
-                    len(draft),
-                    draft.tree.depth,
-                    verdict.num_accepted,
-                    largest_probs(draft),
-                    self._survival(draft, rows, index),
-                )
-            )
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            probs = largest_probs(draft)
+            self.notes.append(Noted(len(draft), draft.tree.depth, verdict.num_accepted, probs))
         return [verdict.truncate(1) for verdict in verdicts]
-
-    def _survival(self, draft: Draft, rows: TargetRows, index: int) -> tuple[float, ...]:
-        greedy = rows.requests[index].params.greedy
-        if greedy or not len(draft) or not isinstance(self.rule, DecisionRule):
-            return ()
-        probs, failed = rows.unchecked(index)
-        if failed.any():
-            return ()
-        return survival(self.rule.decide(draft, probs), draft)
 
 
 def largest_probs(draft: Draft) -> tuple[float, ...]:
@@ -104,21 +86,6 @@ def largest_probs(draft: Draft) -> tuple[float, ...]:
         return ()
     values = draft.probs.values if isinstance(draft.probs, SparseProbs) else draft.probs
     return tuple(values.amax(-1).tolist())
-
-
-def survival(decision: Decision, draft: Draft) -> tuple[float, ...]:
-    """The probability that at least 1, 2, … tokens of a draft are accepted."""
-    accept = decision.accept.tolist()
-    mass, ends = {decision.start: 1.0}, [0.0] * (draft.tree.depth + 1)
-    while mass:
-        at, share = mass.popitem()
-        if at < 0:
-            node = ~at - 1
-            ends[draft.tree.depths[node] + 1 if node >= 0 else 0] += share
-            continue
-        for way, chance in ((decision.on_accept, accept[at]), (decision.on_reject, 1 - accept[at])):
-            mass[way[at]] = mass.get(way[at], 0.0) + share * chance
-    return tuple(sum(ends[count:]) for count in range(1, len(ends)))
 
 
 class Steered:

@@ -1,4 +1,4 @@
-"""What was found, in words: what to use, what to expect, where it loses; and as a config file."""
+"""Results of `forerun tune` in words and as a config file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forerun.bench.tune.prediction import Prediction
+from forerun.bench.tune.prediction import Prediction, costs_of
+from forerun.bench.tune.records import Output, Records
 from forerun.bench.tune.run import Tuning
 from forerun.bench.tune.workbench import Candidate
+from forerun.theory.advice import Advice, advise
 
 SUPPOSED = (
     "Contexts are predicted from what drafts read of the cache, supposing that as much is accepted, and that "
     "the rest of a round takes as many plain rounds, as on these prompts"
 )
+# Tests of a position, below which its share says nothing.
+FEW = 5
+# The formulas are about drafts in every round; lookups that find something less often than that are none.
+NEARLY_ALWAYS = 0.9
 # The share of predictions that should be within this error.
 CLOSE = 0.1
 
@@ -44,7 +50,7 @@ def _named(one: Prediction) -> str:
 
 
 def contexts_in_words(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
-    """From which context on drafts pay that read less of the cache, and what that supposes."""
+    """Sentences on the shortest contexts at which drafts pay that read less of the cache."""
     found = tuning.from_contexts
     lines = [_pays_from(one, len(batch_sizes) > 1) for one in found]
     if not found:
@@ -81,7 +87,7 @@ def _list(names: Sequence[str]) -> str:
 def config_values(
     tuning: Tuning, batch_size: int, measured_at: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the verdict on a batch size says, as options of the command line, by the names of their flags.
+    """Options that follow from the verdict on a batch size, by the names of their flags.
 
     Args:
         measured_at: the options that it holds for: those that say what the model is, and the sampler.
@@ -108,3 +114,48 @@ def as_toml(values: Mapping[str, Any], comments: Sequence[str]) -> str:
     lines = [*(f"# {line}" for line in comments)]
     lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     return "".join(f"{line}\n" for line in lines)
+
+
+def advice_on(records: Records, setting: Prediction) -> Advice | None:
+    """Advice on why a setting gains or loses; None where it drafts only now and then."""
+    outputs = records.of(setting.candidate)
+    acceptance = acceptance_by_position(outputs)
+    drafting = [depth > 0 for output in outputs for depth in output.depths]
+    if not acceptance or sum(drafting) < NEARLY_ALWAYS * len(drafting):
+        return None
+    costs, batch_size = costs_of(records, setting.candidate), setting.batch_size
+    context = sum(len(o.prompt_ids) + len(o) / 2 for o in outputs) / len(outputs)
+    plain = costs.plain.seconds(1, batch_size, context)
+    seconds = costs.drafting(setting.num_tokens, batch_size, context)
+    one = costs.verifying(0, batch_size, context).total
+    longest = max(len(acceptance), setting.num_tokens)
+    checking = {
+        nodes + 1: costs.verifying(nodes, batch_size, context).total / one
+        for nodes in range(longest + 1)
+    }
+    return advise(
+        acceptance,
+        seconds / setting.num_tokens / plain,
+        verification_cost=checking,
+        batch=batch_size,
+    )
+
+
+def acceptance_by_position(outputs: Sequence[Output]) -> tuple[float, ...]:
+    """Share of tested tokens that is accepted, by position in the draft, as far as it was seen a few times.
+
+    A token is tested where all before it are accepted.
+    """
+    tested: dict[int, int] = {}
+    passed: dict[int, int] = {}
+    for output in outputs:
+        for depth, accepted in zip(output.depths, output.accepted, strict=True):
+            for position in range(min(accepted + 1, depth)):
+                tested[position] = tested.get(position, 0) + 1
+                passed[position] = passed.get(position, 0) + (position < accepted)
+    shares = []
+    for position in range(len(tested)):
+        if tested[position] < FEW:
+            break
+        shares.append(passed[position] / tested[position])
+    return tuple(shares)

@@ -1,4 +1,4 @@
-"""A candidate in an engine of its own: records its drafts, times its rounds, runs it in pairs."""
+"""Recording, timing and paired runs of one candidate in an engine of its own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Unique among candidates."""
+        """Name, unique among candidates."""
         own = [f"{name}={value}" for name, value in self.options]
         tree = [] if self.tree_nodes is None else [f"tree of {self.tree_nodes}"]
         model = [] if self.model is None else [str(self.model)]
@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def config(self) -> SpeculativeConfig:
-        """For an engine."""
+        """Configuration of an engine with it."""
         config = SpeculativeConfig(
             method=self.method,
             model=self.model,
@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Those that it can be replayed at: a tree is not the beginning of a deeper one."""
+        """Lengths that it can be replayed at: a tree is not the beginning of a deeper one."""
         if self.tree_nodes is not None:
             return (self.longest,)
         return tuple(sorted(n for n in {*LENGTHS, self.longest} if 0 < n <= self.longest))
@@ -127,14 +127,13 @@ class Workbench:
         return cls(load(model, config, policy=policy, **options), policy, candidate)
 
     def shares(self) -> Shares | None:
-        """What its drafts read by context, where that matters."""
+        """Costs of its drafts by context, where that matters."""
         return shares_of(self.drafter, self.candidate.name, self.engine.target.max_context)
 
     def record(self, prompt: Prompt, params: SamplingParams) -> Output:
         """One output, with what would be accepted at each of its positions."""
         noted: list[Noted] = []
         confidences: list[float] = []
-        seconds: list[tuple[float, float, float]] = []
         self.policy.lengths, self.policy.asks = (self.candidate.longest,), self.drafter
         with self._one_token_a_round() as rules:
             if self._steered is not None:
@@ -146,8 +145,7 @@ class Workbench:
                 for rule in rules:
                     rule.notes.clear()
                 confidences += self.policy.confidences
-                times = self._rounds.pop().times
-                seconds.append((times.draft, times.target, times.verify))
+                self._rounds.clear()
         completion = stream.completion
         self.policy.asks = None
         if self._steered is not None:
@@ -164,8 +162,6 @@ class Workbench:
             accepted=tuple(note.accepted for note in noted),
             confidences=tuple(confidences),
             token_probs=_if_any([note.token_probs for note in noted]),
-            survival=_if_any([note.survival for note in noted]),
-            seconds=tuple(seconds),
             prefill_seconds=completion.stats.prefill_seconds,
         )
 
@@ -345,7 +341,7 @@ def _like(engine: Engine, drafter: Drafter | None = None, policy: Policy | None 
 
 
 def _is_lookup(drafter: Any) -> bool:
-    """Whether a drafter takes its tokens from a text: such drafts may be filled up with any others."""
+    """True if a drafter takes its tokens from a text: such drafts may be filled up with any others."""
     return drafter.drawings == {Drawing.GREEDY} and not (
         drafter.needs_draft_model or drafter.head or drafter.hidden_layers or drafter.shared_layers
     )
@@ -356,8 +352,8 @@ def _plain_round(batch_size: int, context: float, seconds: float) -> Round:
 
 
 def _last(rules: Sequence[FirstToken]) -> Noted:
-    """What the rule of this round noted; of a round that failed, nothing."""
-    return next((rule.notes[-1] for rule in rules if rule.notes), Noted(0, 0, 0, (), ()))
+    """Note of this round's rule; an empty one if the round failed."""
+    return next((rule.notes[-1] for rule in rules if rule.notes), Noted(0, 0, 0, ()))
 
 
 def _own(params: SamplingParams, index: int) -> SamplingParams:
