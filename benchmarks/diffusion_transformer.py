@@ -35,7 +35,7 @@ from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.pipelines import label_embeds
 from forerun.diffusion.quality import label_accuracy, psnr
-from forerun.diffusion.training import Trainer, TrainingSettings
+from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.files import write_text
 from forerun.measure.turns import in_turns
 from recipes.diffusion import encoded_set, image_drawer, image_loss
@@ -47,7 +47,7 @@ from recipes.diffusion_models import (
     make_scheduler,
 )
 
-SETTINGS = TrainingSettings(steps=4000, learning_rate=1e-3, warmup_steps=200, seed=5)
+SETTINGS = AveragedTraining(steps=4000, learning_rate=1e-3, warmup_steps=200, seed=5)
 
 
 class OneFrame(nn.Module):
@@ -88,7 +88,7 @@ def trained(work: Path, vae: Any) -> Any:
     latents, labels = encoded_set(work / "images.latents", vae, image_drawer())
     model = OneFrame(make_transformer())
     loss = partial(image_loss, latents, labels)
-    Trainer(model, loss, SETTINGS, work / "transformer.pt", what="transformer").run()
+    AveragedTrainer(model, loss, SETTINGS, work / "transformer.pt", what="transformer").run()
     return model.transformer.requires_grad_(False)
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from forerun.diffusion.classifier import Classifier, save_classifier
 from forerun.diffusion.step_distillation import DistillationConfig, Examples, Student, distill
-from forerun.diffusion.training import Trainer, TrainingSettings
+from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
 from recipes.diffusion_models import (
@@ -39,13 +39,13 @@ from recipes.digits import NUM_FRAMES, SIZE, draw_clips, draw_images, load_digit
 logger = logging.getLogger(__name__)
 
 STAGES = ("classifier", "images", "student")
-VAE_SETTINGS = TrainingSettings(steps=1200, learning_rate=3e-3, ema_decay=0.995)
-IMAGE_SETTINGS = TrainingSettings(steps=2500, learning_rate=2e-3, warmup_steps=200, seed=1)
-CLIP_SETTINGS = TrainingSettings(steps=6000, learning_rate=1.5e-3, warmup_steps=200, seed=2)
-CLASSIFIER_SETTINGS = TrainingSettings(
+VAE_SETTINGS = AveragedTraining(steps=1200, learning_rate=3e-3, ema_decay=0.995)
+IMAGE_SETTINGS = AveragedTraining(steps=2500, learning_rate=2e-3, warmup_steps=200, seed=1)
+CLIP_SETTINGS = AveragedTraining(steps=6000, learning_rate=1.5e-3, warmup_steps=200, seed=2)
+CLASSIFIER_SETTINGS = AveragedTraining(
     steps=2500, learning_rate=3e-3, warmup_steps=100, ema_decay=0.99, seed=3
 )
-STUDENT_SETTINGS = TrainingSettings(steps=600, learning_rate=6e-4, ema_decay=0.995, seed=4)
+STUDENT_SETTINGS = AveragedTraining(steps=600, learning_rate=6e-4, ema_decay=0.995, seed=4)
 STUDENT = DistillationConfig(
     start_steps=64, end_steps=4, guidance=(1.0, 4.0), training=STUDENT_SETTINGS, final_factor=2
 )
@@ -76,7 +76,7 @@ def vae_loss(vae: Any, generator: Generator) -> Tensor:
 def train_vae(work: Path) -> Any:
     """The autoencoder; its latents are scaled to a standard deviation of 1."""
     vae = make_vae()
-    Trainer(vae, vae_loss, VAE_SETTINGS, work / "vae.pt", what="autoencoder").run()
+    AveragedTrainer(vae, vae_loss, VAE_SETTINGS, work / "vae.pt", what="autoencoder").run()
     images = draw_images(load_digits(), 1024, Generator().manual_seed(0))[0]
     with torch.no_grad():
         deviation = vae.encode(images).latent_dist.mean.std().item()
@@ -147,7 +147,7 @@ def train_images(work: Path, vae: Any) -> Any:
     latents, labels = encoded_set(work / "images.latents", vae, image_drawer())
     unet = make_image_unet()
     loss = partial(image_loss, latents, labels)
-    Trainer(unet, loss, IMAGE_SETTINGS, work / "images.pt", what="images").run()
+    AveragedTrainer(unet, loss, IMAGE_SETTINGS, work / "images.pt", what="images").run()
     return unet
 
 
@@ -160,7 +160,7 @@ def train_clips(work: Path, vae: Any, image_unet: nn.Module) -> Any:
     latents, labels = encoded_set(work / "clips.latents", vae, draw)
     unet = make_clip_unet(image_unet).requires_grad_(True)
     loss = partial(clip_loss, latents, labels)
-    Trainer(unet, loss, CLIP_SETTINGS, work / "clips.pt", what="clips").run()
+    AveragedTrainer(unet, loss, CLIP_SETTINGS, work / "clips.pt", what="clips").run()
     return unet
 
 
@@ -179,7 +179,9 @@ def train_classifier(work: Path) -> Classifier:
     torch.manual_seed(3)
     classifier = Classifier()
     state = work / "classifier.pt"
-    Trainer(classifier, classifier_loss, CLASSIFIER_SETTINGS, state, what="classifier").run()
+    AveragedTrainer(
+        classifier, classifier_loss, CLASSIFIER_SETTINGS, state, what="classifier"
+    ).run()
     images, labels = draw_images(load_digits(held_out=True), 2000, Generator().manual_seed(0))
     with torch.no_grad():
         right = (classifier(images / 2.0 + 0.5).argmax(-1) == labels).float().mean().item()

@@ -26,12 +26,12 @@ from forerun.diffusion.step_distillation import (
     save_student,
     with_denoiser,
 )
-from forerun.diffusion.training import TrainingSettings
+from forerun.diffusion.training import AveragedTraining
 from forerun.errors import ConfigError, TrainingError, UnsupportedModelError
 from forerun.progress import watched_by
 from tests.helpers import tiny_pipelines as tiny
 
-SHORT = TrainingSettings(steps=3, learning_rate=1e-3, warmup_steps=1, save_every_seconds=0.0)
+SHORT = AveragedTraining(steps=3, learning_rate=1e-3, warmup_steps=1, save_every_seconds=0.0)
 CONFIG = DistillationConfig(
     start_steps=8, end_steps=2, guidance=(1.0, 3.0), batch_size=4, training=SHORT
 )

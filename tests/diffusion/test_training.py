@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from forerun.diffusion.training import Trainer, TrainingSettings
+from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.errors import ConfigError, TrainingError
 from forerun.progress import watched_by
 
-SETTINGS = TrainingSettings(steps=12, learning_rate=0.05, warmup_steps=2, save_every_seconds=0.0)
+SETTINGS = AveragedTraining(steps=12, learning_rate=0.05, warmup_steps=2, save_every_seconds=0.0)
 
 
 def model() -> nn.Linear:
@@ -41,12 +41,12 @@ def stopping_at(step: int) -> object:
 
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, stopped = model(), model()
-    Trainer(whole, loss, SETTINGS, tmp_path / "whole.pt").run()
+    AveragedTrainer(whole, loss, SETTINGS, tmp_path / "whole.pt").run()
     for step in (3, 7):
         with pytest.raises(StoppedError), watched_by(stopping_at(step)):  # type: ignore[arg-type]
-            Trainer(stopped, loss, SETTINGS, tmp_path / "stopped.pt").run()
+            AveragedTrainer(stopped, loss, SETTINGS, tmp_path / "stopped.pt").run()
         stopped = model()
-    Trainer(stopped, loss, SETTINGS, tmp_path / "stopped.pt").run()
+    AveragedTrainer(stopped, loss, SETTINGS, tmp_path / "stopped.pt").run()
     for one, other in zip(whole.parameters(), stopped.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -54,8 +54,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_and_leaves_the_averaged_weights(tmp_path: Path) -> None:
     trained = model()
     before = loss(trained, Generator().manual_seed(9)).item()
-    settings = TrainingSettings(steps=200, learning_rate=0.05, warmup_steps=2, ema_decay=0.9)
-    trainer = Trainer(trained, loss, settings, tmp_path / "state.pt")
+    settings = AveragedTraining(steps=200, learning_rate=0.05, warmup_steps=2, ema_decay=0.9)
+    trainer = AveragedTrainer(trained, loss, settings, tmp_path / "state.pt")
     trainer.run()
     assert loss(trained, Generator().manual_seed(9)).item() < before / 100
     assert torch.equal(trained.weight, trainer.average["weight"])
@@ -64,12 +64,12 @@ def test_training_lowers_the_loss_and_leaves_the_averaged_weights(tmp_path: Path
 
 def test_a_finished_run_is_only_read(tmp_path: Path) -> None:
     first, second = model(), model()
-    Trainer(first, loss, SETTINGS, tmp_path / "state.pt").run()
+    AveragedTrainer(first, loss, SETTINGS, tmp_path / "state.pt").run()
 
     def never(trained: nn.Module, generator: Generator) -> Tensor:
         raise AssertionError
 
-    Trainer(second, never, SETTINGS, tmp_path / "state.pt").run()
+    AveragedTrainer(second, never, SETTINGS, tmp_path / "state.pt").run()
     assert torch.equal(first.weight, second.weight)
 
 
@@ -86,11 +86,11 @@ def test_nan_is_an_error_and_the_state_stays_good(kind: str, tmp_path: Path) -> 
         return found + (weight - weight.detach()).abs().sum().sqrt()
 
     trained = model()
-    trainer = Trainer(trained, poisoned, SETTINGS, tmp_path / "state.pt")
+    trainer = AveragedTrainer(trained, poisoned, SETTINGS, tmp_path / "state.pt")
     with pytest.raises(TrainingError, match="step 5"):
         trainer.run()
     again = model()
-    resumed = Trainer(again, loss, SETTINGS, tmp_path / "state.pt")
+    resumed = AveragedTrainer(again, loss, SETTINGS, tmp_path / "state.pt")
     assert resumed.step == 5
     assert all(bool(p.isfinite().all()) for p in again.parameters())
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
@@ -98,17 +98,17 @@ def test_nan_is_an_error_and_the_state_stays_good(kind: str, tmp_path: Path) -> 
 
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state.pt"
-    Trainer(model(), loss, SETTINGS, state).run()
+    AveragedTrainer(model(), loss, SETTINGS, state).run()
     with pytest.raises(TrainingError, match="other settings or another model"):
-        Trainer(nn.Linear(4, 1), loss, SETTINGS, state)
+        AveragedTrainer(nn.Linear(4, 1), loss, SETTINGS, state)
     with pytest.raises(TrainingError, match="other settings or another model"):
-        Trainer(model(), loss, TrainingSettings(steps=13), state)
+        AveragedTrainer(model(), loss, AveragedTraining(steps=13), state)
     state.write_bytes(b"nothing")
     with pytest.raises(TrainingError, match="not a training state"):
-        Trainer(model(), loss, SETTINGS, state)
+        AveragedTrainer(model(), loss, SETTINGS, state)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": 1, "ema_decay": 1.0}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        TrainingSettings(**wrong)  # type: ignore[arg-type]
+        AveragedTraining(**wrong)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
 from forerun.theory import formulas
-from forerun.theory.advice import LONGEST, Advice, Finding, advise
+from forerun.theory.advice import LONGEST, Advice, AdvicePoint, advise
 from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, rule_for
 
 SHARES = [0.0, 0.1, 0.25, 0.3, 0.35, 0.45, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0]
@@ -25,7 +25,7 @@ GRID = list(itertools.product(SHARES, RATIOS, CHECKS))
 CURVE = {2: 1.02, 4: 1.05, 8: 1.3, 16: 1.9, 32: 3.6, 64: 7.0}
 
 
-def finding(advice: Advice, about: str) -> Finding:
+def finding(advice: Advice, about: str) -> AdvicePoint:
     [one] = [one for one in advice.findings if one.about == about]
     return one
 

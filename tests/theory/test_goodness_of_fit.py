@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
 from forerun.theory.goodness_of_fit import (
-    Floats,
-    Ints,
     ScoreTest,
     group_scores,
     holm,
@@ -23,6 +21,7 @@ from forerun.theory.goodness_of_fit import (
     smooth_scores,
     transform,
 )
+from forerun.theory.inputs import Floats, Ints
 
 VOCAB = 12
 GROUPS = np.arange(VOCAB) % 4

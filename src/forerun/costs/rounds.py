@@ -16,7 +16,7 @@ from forerun.errors import ConfigError
 from forerun.options import check
 from forerun.theory import inputs
 from forerun.theory.formulas import expected_tokens
-from forerun.theory.inputs import Floats, Lengths, together
+from forerun.theory.inputs import Floats, Ints, together
 
 LENGTHS = range(1, 17)
 """Lengths that are tried unless others are named."""
@@ -195,7 +195,7 @@ class RoundCosts:
         context: ArrayLike = 0,
         *,
         lengths: ArrayLike = LENGTHS,
-    ) -> tuple[Lengths, Floats]:
+    ) -> tuple[Ints, Floats]:
         """The best of some lengths and its speed-up, which is below 1 if speculation loses.
 
         The first of equally good lengths is returned.

@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.diffusion.halves import Halves, prediction_of, with_prediction
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_of
-from forerun.diffusion.settings import WHOLE_RUN, DriftBound, Interval, Window
+from forerun.diffusion.settings import WHOLE_RUN, DriftBound, StepInterval, Window
 from forerun.errors import ConfigError
 from forerun.options import options
 
@@ -42,7 +42,7 @@ class CFGCacheConfig:
         ConfigError: for values out of range, or without any schedule.
     """
 
-    interval: Interval | None = None
+    interval: StepInterval | None = None
     drift_bound: DriftBound | None = None
     window: Window = WHOLE_RUN
     reuse: Literal["difference", "unconditional"] = "difference"

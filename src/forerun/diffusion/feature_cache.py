@@ -16,7 +16,7 @@ from pydantic import Field
 
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
-from forerun.diffusion.settings import WHOLE_RUN, Interval, Window
+from forerun.diffusion.settings import WHOLE_RUN, StepInterval, Window
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.options import options
 
@@ -34,7 +34,7 @@ class FeatureCacheConfig:
         ConfigError: for values out of range.
     """
 
-    interval: Interval = 2
+    interval: StepInterval = 2
     shallow_levels: Annotated[int, Field(ge=1)] = 1
     window: Window = WHOLE_RUN
 

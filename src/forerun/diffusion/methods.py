@@ -172,7 +172,7 @@ def _steps_draw(pipeline: Any, draws: Draws | None) -> Iterator[None]:
         yield
 
 
-class _Steps:
+class _StepBar:
     """Replacement for a pipeline's progress bar that reports the steps.
 
     A pipeline either iterates over it, or calls `update` after each step.
@@ -192,7 +192,7 @@ class _Steps:
             yield step
             self.update()
 
-    def __enter__(self) -> _Steps:
+    def __enter__(self) -> _StepBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,7 +202,7 @@ class _Steps:
 @contextmanager
 def _reported(pipeline: Any) -> Iterator[None]:
     """Report the steps of a pipeline's loop while the block runs, in place of its progress bar."""
-    with patch.object(pipeline, "progress_bar", _Steps):
+    with patch.object(pipeline, "progress_bar", _StepBar):
         yield
 
 

@@ -17,7 +17,7 @@ _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Window = Annotated[tuple[_Share, _Share], AfterValidator(_in_order)]
 """Range of a sampling run, as shares of its steps, in order."""
 WHOLE_RUN = (0.0, 1.0)
-Interval = Annotated[int, Field(ge=1, le=10_000)]
+StepInterval = Annotated[int, Field(ge=1, le=10_000)]
 """Number of steps or frames from one full one to the next."""
 DriftBound = Annotated[float, Field(ge=0.0)]
 RefineSteps = Annotated[int, Field(ge=0, le=10_000)]

@@ -197,7 +197,7 @@ def sample_speculatively(
         ConfigError: for draws of another number of steps.
     """
     draws.check(transitions)
-    run = _Run(network, transitions, draws, config, observer)
+    run = _Rounds(network, transitions, draws, config, observer)
     while run.active.numel():
         run.round()
         if progress is not None:
@@ -205,7 +205,7 @@ def sample_speculatively(
     return run.samples, run.passes
 
 
-class _Run:
+class _Rounds:
     """State of `sample_speculatively` between rounds."""
 
     def __init__(

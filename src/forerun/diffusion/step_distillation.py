@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 from forerun.diffusion.ddim import Schedule
 from forerun.diffusion.loading import save_pipeline
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.training import Trainer, TrainingSettings
+from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.errors import ConfigError, TrainingError, UnsupportedModelError
 from forerun.progress import report
 
@@ -52,8 +52,8 @@ class DistillationConfig:
     end_steps: int = 4
     guidance: tuple[float, float] = (1.0, 4.0)
     batch_size: int = 64
-    training: TrainingSettings = field(
-        default_factory=lambda: TrainingSettings(steps=1000, learning_rate=5e-4, ema_decay=0.995)
+    training: AveragedTraining = field(
+        default_factory=lambda: AveragedTraining(steps=1000, learning_rate=5e-4, ema_decay=0.995)
     )
     final_factor: int = 2
 
@@ -201,7 +201,7 @@ def distill(
             steps=config.training.steps * (config.final_factor if last else 1),
             seed=config.training.seed + number,
         )
-        Trainer(
+        AveragedTrainer(
             model,
             stage.loss,
             settings,

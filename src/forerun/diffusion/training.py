@@ -24,14 +24,11 @@ from forerun.progress import report
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[nn.Module, Generator], Tensor]
-"""Function that computes the scalar loss of one step, and draws its batch by the generator alone."""
-
 _PRIME = 1_000_003
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class AveragedTraining:
     """Settings of a training; the learning rate rises over the warm-up, then falls as a cosine to zero.
 
     Args:
@@ -66,12 +63,12 @@ class TrainingSettings:
         return self.learning_rate * rise * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
 
 
-class Trainer:
+class AveragedTrainer:
     """Trains `model` and leaves the averaged weights in it.
 
     Args:
         model: module to train; only parameters that require a gradient change.
-        loss: function that computes the loss of a step.
+        loss: function that computes the scalar loss of a step, and draws its batch by the generator alone.
         settings: training settings.
         state: file that a run resumes from, written atomically.
         what: name of the run in log and progress.
@@ -84,8 +81,8 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
-        settings: TrainingSettings,
+        loss: Callable[[nn.Module, Generator], Tensor],
+        settings: AveragedTraining,
         state: Path,
         *,
         what: str = "training",

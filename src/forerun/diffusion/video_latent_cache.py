@@ -27,7 +27,7 @@ from forerun.diffusion.key_frames import (
     with_frames,
 )
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
-from forerun.diffusion.settings import Interpolation, Interval, RefineSteps
+from forerun.diffusion.settings import Interpolation, RefineSteps, StepInterval
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.options import options
 
@@ -55,13 +55,13 @@ class VideoLatentCacheConfig:
         ConfigError: for values out of range, or without a number of key frames.
     """
 
-    key_interval: Interval | None = None
+    key_interval: StepInterval | None = None
     key_frames: Annotated[int, Field(ge=2)] | None = None
     choose: Literal["fixed", "motion"] = "fixed"
-    motion_steps: Interval = 2
+    motion_steps: StepInterval = 2
     interpolation: Interpolation = "slerp"
     refine_steps: RefineSteps = 8
-    refine_stride: Interval = 1
+    refine_stride: StepInterval = 1
     finish_key_frames: bool = True
 
     def __post_init__(self) -> None:

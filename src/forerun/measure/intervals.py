@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from forerun.options import check
-
-Floats = NDArray[np.float64]
+from forerun.theory.inputs import Floats
 
 _RESAMPLES = 2000
 

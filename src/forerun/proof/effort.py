@@ -13,7 +13,6 @@ from forerun.options import known, options
 from forerun.params import SamplingParams
 
 PARTS = ("enumeration", "statistics", "equality")
-Part = Annotated[str, known("part", lambda: PARTS)]
 # Defaults of the command line: outputs decoded at once, and tokens used of each prompt.
 DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
@@ -44,7 +43,9 @@ class Effort:
         description="Probability of a false alarm of the statistics, before a second look.",
     )
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
-    parts: tuple[Part, ...] = Field(default=PARTS, description="Which parts to run.")
+    parts: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = Field(
+        default=PARTS, description="Which parts to run."
+    )
 
     def __post_init__(self) -> None:
         if not self.parts:

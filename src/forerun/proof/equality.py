@@ -31,7 +31,7 @@ class PromptDifference:
 
 
 @dataclass(frozen=True)
-class Mode:
+class EqualityMode:
     """The results for all prompts in one mode of decoding.
 
     Args:
@@ -67,7 +67,7 @@ class Equality:
         seconds: time of the comparison.
     """
 
-    modes: tuple[Mode, ...]
+    modes: tuple[EqualityMode, ...]
     seconds: float
 
     @property
@@ -117,7 +117,7 @@ def by_equality(
             if difference is not None
         ]
         strict = engine.target.exactness is Exactness.BITWISE
-        modes.append(Mode(name, len(prompts), tokens, tuple(differences), strict))
+        modes.append(EqualityMode(name, len(prompts), tokens, tuple(differences), strict))
     return Equality(tuple(modes), perf_counter() - started)
 
 

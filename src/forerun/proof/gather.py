@@ -23,7 +23,8 @@ from forerun.proof.effort import ProofOutputs
 from forerun.proof.recorder import Masses, Recorder, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.sampling import Prefix, warp
-from forerun.theory.goodness_of_fit import Floats, Ints, mass_before
+from forerun.theory.goodness_of_fit import mass_before
+from forerun.theory.inputs import Floats, Ints
 from forerun.verification import AUTO, RULES, make_rule
 
 # An odd number near 2^64 / the golden ratio.

@@ -11,7 +11,8 @@ from scipy import optimize
 
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
-from forerun.theory.goodness_of_fit import Floats, mean_smooth_scores, power
+from forerun.theory.goodness_of_fit import mean_smooth_scores, power
+from forerun.theory.inputs import Floats
 
 POWER = 0.9
 # Limits above this are not stated: such deviations are not proportional to a family's strength.

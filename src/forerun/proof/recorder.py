@@ -12,7 +12,8 @@ from forerun.core import Draft, Request, Verdict
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.randomness import Randomness
 from forerun.testing.enumeration import ends_of
-from forerun.theory.goodness_of_fit import Floats, mass_before
+from forerun.theory.goodness_of_fit import mass_before
+from forerun.theory.inputs import Floats
 from forerun.verification import TargetRows
 from forerun.verification.decision import Decision, DecisionRule
 

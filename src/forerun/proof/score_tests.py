@@ -8,14 +8,13 @@ import numpy as np
 
 from forerun.theory.goodness_of_fit import (
     SMOOTH_DEGREES,
-    Floats,
-    Ints,
     ScoreTest,
     group_scores,
     mass_before,
     smooth_scores,
     transform,
 )
+from forerun.theory.inputs import Floats, Ints
 
 NUM_GROUPS = 8
 # Number of rows of each kind in the sample for statements about power.

@@ -13,7 +13,8 @@ from forerun.proof.effort import ProofOutputs
 from forerun.proof.gather import Tally, gather
 from forerun.proof.power import Limit, limits
 from forerun.proof.score_tests import QUESTIONS, assign_groups
-from forerun.theory.goodness_of_fit import Ints, holm
+from forerun.theory.goodness_of_fit import holm
+from forerun.theory.inputs import Ints
 
 # Tokens in the second look (after an alarm) / in the first.
 SECOND_LOOK = 2

@@ -42,7 +42,7 @@ class RoundCost:
 
 
 @dataclass(frozen=True)
-class Round:
+class SimulatedRound:
     """One round of a simulation.
 
     Args:
@@ -82,7 +82,7 @@ class Simulation:
     """
 
     token_ids: tuple[int, ...]
-    rounds: tuple[Round, ...]
+    rounds: tuple[SimulatedRound, ...]
 
     @property
     def target_calls(self) -> int:

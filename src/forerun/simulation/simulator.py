@@ -21,7 +21,7 @@ from forerun.core import Tree
 from forerun.errors import ConfigError, DistributionError, shown
 from forerun.options import check
 from forerun.simulation.language_models import Context, LanguageModel
-from forerun.simulation.rounds import Round, RoundCost, Simulation
+from forerun.simulation.rounds import RoundCost, SimulatedRound, Simulation
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.inputs import Floats, as_row
 from forerun.theory.rows import corrected_distribution
@@ -31,7 +31,7 @@ MOST_DRAFTED = 4096
 _Widths = tuple[Annotated[int, Field(ge=1, le=MOST_DRAFTED)], ...]
 
 
-class RandomSource(Protocol):
+class NumpyRandom(Protocol):
     """A random generator, such as numpy.random.default_rng or RandomState, or a script of draws."""
 
     def random(self) -> Any:
@@ -42,7 +42,7 @@ class RandomSource(Protocol):
 
 
 def standard(
-    target: LanguageModel, context: Sequence[int], num_tokens: int, rng: RandomSource
+    target: LanguageModel, context: Sequence[int], num_tokens: int, rng: NumpyRandom
 ) -> Simulation:
     """Decode plainly: one target forward and one draw per token.
 
@@ -104,7 +104,7 @@ def speculative(
     draft: LanguageModel,
     context: Sequence[int],
     num_tokens: int,
-    rng: RandomSource,
+    rng: NumpyRandom,
     speculation: Speculation = CHAIN,
 ) -> Simulation:
     """Decode speculatively with the token rule (Leviathan et al., arXiv 2211.17192).
@@ -118,7 +118,7 @@ def speculative(
     """
     check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)
     rule = copy.deepcopy(speculation.length)
-    committed, rounds = list(context), list[Round]()
+    committed, rounds = list(context), list[SimulatedRound]()
     while len(committed) - len(context) < num_tokens:
         depth = rule.length if isinstance(rule, AdaptiveLength) else rule
         tree = _drafted(draft, tuple(committed), speculation.shape(depth), rng)
@@ -126,7 +126,7 @@ def speculative(
         committed += tokens
         accepted = len(tokens) - 1
         cost = speculation.cost.of(depth, len(tree.token_ids))
-        rounds.append(Round(tuple(tokens), tree.widths, accepted, depth, cost))
+        rounds.append(SimulatedRound(tuple(tokens), tree.widths, accepted, depth, cost))
         if isinstance(rule, AdaptiveLength):
             rule.observe(depth, accepted)
     return Simulation(tuple(committed[len(context) :][:num_tokens]), tuple(rounds))
@@ -152,11 +152,11 @@ def _plain(
     for _ in range(check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)):
         tokens += (pick(as_row("the target's row", target(tokens))),)
     new = tokens[len(context) :]
-    return Simulation(new, tuple(Round((token,), (), 0, 0, 1.0) for token in new))
+    return Simulation(new, tuple(SimulatedRound((token,), (), 0, 0, 1.0) for token in new))
 
 
 def _drafted(
-    draft: LanguageModel, context: Context, shape: tuple[int, ...], rng: RandomSource
+    draft: LanguageModel, context: Context, shape: tuple[int, ...], rng: NumpyRandom
 ) -> _Tree:
     """Draw a tree depth by depth, and the children of a node one after the other."""
     tree, level = _Tree(), [(-1, context)]
@@ -180,7 +180,7 @@ def _drafted(
     return tree
 
 
-def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: RandomSource) -> list[int]:
+def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: NumpyRandom) -> list[int]:
     """Verify a tree: the tokens of the accepted path, and the token that ends the round."""
     node, tokens, shape = -1, list[int](), Tree(tuple(tree.parents))
     while True:

@@ -13,16 +13,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.core import Draft, Request, Tree
 from forerun.sampling import Prefix, warp
 from forerun.testing.toy import ToyModel
 from forerun.theory.enumeration import end_probabilities
+from forerun.theory.inputs import Floats
 from forerun.verification.decision import Decision
 
-Row = NDArray[np.float64]
 Distribution = dict[tuple[int, ...], float]
 Outcomes = Iterable[tuple[float, tuple[int, ...]]]
 Emit = Callable[[Draft, Tensor], Outcomes]
@@ -34,7 +33,7 @@ class Rows(Protocol):
 
     vocab_size: int
 
-    def row(self, prefix: tuple[int, ...]) -> Row:
+    def row(self, prefix: tuple[int, ...]) -> Floats:
         """The distribution of the token after `prefix`, [V]."""
 
 
@@ -43,9 +42,9 @@ class RandomRows:
 
     def __init__(self, vocab_size: int, seed: int, zeros: float = 0.3) -> None:
         self.vocab_size, self.seed, self.zeros = vocab_size, seed, zeros
-        self._rows: dict[tuple[int, ...], Row] = {}
+        self._rows: dict[tuple[int, ...], Floats] = {}
 
-    def row(self, prefix: tuple[int, ...]) -> Row:
+    def row(self, prefix: tuple[int, ...]) -> Floats:
         if prefix not in self._rows:
             random = np.random.default_rng([self.seed, 7, *prefix])
             row = random.dirichlet(np.full(self.vocab_size, 0.7))
@@ -62,9 +61,9 @@ class WarpedRows:
     def __init__(self, model: ToyModel, request: Request) -> None:
         self.vocab_size = model.vocab_size
         self.model, self.request = model, request
-        self._rows: dict[tuple[int, ...], Row] = {}
+        self._rows: dict[tuple[int, ...], Floats] = {}
 
-    def row(self, prefix: tuple[int, ...]) -> Row:
+    def row(self, prefix: tuple[int, ...]) -> Floats:
         if prefix not in self._rows:
             logits = self.model.next_logits([*self.request.token_ids, *prefix])
             self._rows[prefix] = warp(logits[None], [Prefix(self.request, prefix)])[0].numpy()
@@ -98,8 +97,8 @@ def drawn_drafts(
     """
 
     def grow(
-        tokens: tuple[int, ...], drawn: list[Row], probability: float
-    ) -> Iterator[tuple[float, tuple[int, ...], list[Row]]]:
+        tokens: tuple[int, ...], drawn: list[Floats], probability: float
+    ) -> Iterator[tuple[float, tuple[int, ...], list[Floats]]]:
         node = len(tokens)
         if node == len(parents):
             yield probability, tokens, drawn
@@ -134,7 +133,7 @@ def by_decision(decide: Callable[[Draft, Tensor], Decision]) -> Emit:
     return emit
 
 
-def ends_of(decision: Decision, num_nodes: int) -> Row:
+def ends_of(decision: Decision, num_nodes: int) -> Floats:
     """Probability that the walk ends at each node, [n + 1], starting with the last committed token."""
     return end_probabilities(
         decision.accept.double().cpu().numpy(),

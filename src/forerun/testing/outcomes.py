@@ -19,7 +19,6 @@ from forerun.errors import ConfigError
 from forerun.randomness import Key, Purpose, Randomness
 
 T = TypeVar("T")
-Run = Callable[[Randomness], T]
 Sign = Callable[[T], Hashable]
 
 # Number of points of the unit interval tried first; edges between two points that agree are missed.
@@ -34,7 +33,7 @@ class NoiseError(ConfigError):
     """Raised if the enumerated code draws with the noise of a seed."""
 
 
-class Replay(Randomness):
+class ChosenNumbers(Randomness):
     """Randomness that returns the chosen numbers for new keys in order, and then a filler."""
 
     def __init__(self, chosen: tuple[float, ...], filler: float) -> None:
@@ -55,7 +54,7 @@ class Replay(Randomness):
         raise NoiseError("noise cannot be enumerated; only code that draws with uniforms can.")
 
 
-def outcomes(run: Run[T], sign: Sign[T]) -> list[tuple[float, T]]:
+def outcomes(run: Callable[[Randomness], T], sign: Sign[T]) -> list[tuple[float, T]]:
     """Every result of `run` with its probability; equal results of different draws stay separate.
 
     Args:
@@ -69,11 +68,11 @@ def outcomes(run: Run[T], sign: Sign[T]) -> list[tuple[float, T]]:
 
 
 def _explore(
-    run: Run[T], sign: Sign[T], chosen: tuple[float, ...], weight: float
+    run: Callable[[Randomness], T], sign: Sign[T], chosen: tuple[float, ...], weight: float
 ) -> Iterator[tuple[float, T]]:
-    replay = Replay(chosen, _FILLERS[0])
-    result = run(replay)
-    if len(replay.drawn) == len(chosen):
+    numbers = ChosenNumbers(chosen, _FILLERS[0])
+    result = run(numbers)
+    if len(numbers.drawn) == len(chosen):
         yield weight, result
         return
     for low, high in _cells(lambda number: _signature(run, sign, (*chosen, number))):
@@ -81,13 +80,15 @@ def _explore(
         yield from _explore(run, sign, (*chosen, middle), weight * (high - low))
 
 
-def _signature(run: Run[T], sign: Sign[T], chosen: tuple[float, ...]) -> Hashable:
+def _signature(
+    run: Callable[[Randomness], T], sign: Sign[T], chosen: tuple[float, ...]
+) -> Hashable:
     """The keys drawn and the result, for each filler in place of later numbers."""
     seen: list[Hashable] = []
     for filler in _FILLERS:
-        replay = Replay(chosen, filler)
-        result = run(replay)
-        seen.append((tuple(replay.drawn), sign(result)))
+        numbers = ChosenNumbers(chosen, filler)
+        result = run(numbers)
+        seen.append((tuple(numbers.drawn), sign(result)))
     return tuple(seen)
 
 

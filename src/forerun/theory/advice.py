@@ -14,7 +14,7 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.options import check, plain
 from forerun.theory import formulas
-from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, Rule, rule_for
+from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, RuleOfThumb, rule_for
 
 LONGEST = 16
 # A difference from 1 up to which a speed-up or cost counts as none.
@@ -23,7 +23,7 @@ _COST = {"ge": 1e-9, "le": 1e9}
 
 
 @dataclass(frozen=True)
-class Finding:
+class AdvicePoint:
     """One finding about a pair of models.
 
     Args:
@@ -50,7 +50,7 @@ class Advice:
 
     length: int
     speedup: float
-    findings: tuple[Finding, ...]
+    findings: tuple[AdvicePoint, ...]
 
     @property
     def gains(self) -> bool:
@@ -211,20 +211,20 @@ def _checking(costs: float | Mapping[int, float]) -> _Checking:
     return _Checking(tuple(sorted(points.items())))
 
 
-def _verdict(best: _Case, measured: int) -> Finding:
+def _verdict(best: _Case, measured: int) -> AdvicePoint:
     """The expected speed-up; `measured` is the number of positions with an acceptance of their own."""
     whole = f"{best.drafting + best.checking:.2f} plain forwards"
     cost = f"{best.tokens:.2f} tokens a round, which costs {whole}"
     at = f"{best.speedup:.2f} x at best, drafting {_tokens(best.length)}"
     if best.speedup > 1.0 + HARDLY:
         end = " No longer drafts were measured." if best.length == measured else ""
-        return Finding("speed-up", f"Gains {at}: {cost}.{end}")
+        return AdvicePoint("speed-up", f"Gains {at}: {cost}.{end}")
     if best.speedup > 1.0:
-        return Finding("speed-up", f"Hardly better than plain decoding, {at}: {cost}.")
-    return Finding("speed-up", f"Loses at every length, {at}: {cost}. Decode plainly.")
+        return AdvicePoint("speed-up", f"Hardly better than plain decoding, {at}: {cost}.")
+    return AdvicePoint("speed-up", f"Loses at every length, {at}: {cost}. Decode plainly.")
 
 
-def _on_acceptance(pair: _Pair, best: _Case) -> Finding:
+def _on_acceptance(pair: _Pair, best: _Case) -> AdvicePoint:
     share = pair.overall(best.length)
     rule = rule_for(ACCEPTANCE, share)
     holds = rule.allows(best.speedup)
@@ -238,20 +238,20 @@ def _on_acceptance(pair: _Pair, best: _Case) -> Finding:
             f"{best.tokens:.2f} tokens, drafting takes the time of {best.drafting:.2f} and checking that "
             f"of {best.checking:.2f}."
         )
-    return Finding("acceptance", text, holds)
+    return AdvicePoint("acceptance", text, holds)
 
 
-def _on_cost_ratio(pair: _Pair, best: _Case) -> Finding:
+def _on_cost_ratio(pair: _Pair, best: _Case) -> AdvicePoint:
     rule, limit = rule_for(COST_RATIO, pair.cost_ratio), pair.dearest_gain
     text = f"Cost ratio {pair.cost_ratio:.2f}: {rule.words}. "
     if limit > 0.0:
         text += f"With this acceptance and this cost of checking, drafts gain below {limit:.2f}."
     else:
         text += "Checking alone costs more than it yields; no draft is cheap enough."
-    return Finding("cost ratio", text + _wrong(rule, best), rule.allows(best.speedup))
+    return AdvicePoint("cost ratio", text + _wrong(rule, best), rule.allows(best.speedup))
 
 
-def _on_size_ratio(pair: _Pair, best: _Case, size: float) -> Finding:
+def _on_size_ratio(pair: _Pair, best: _Case, size: float) -> AdvicePoint:
     rule = rule_for(SIZE_RATIO, size)
     text = f"Size ratio {size:.1f}: {rule.words}. By its size a draft forward would cost {1 / size:.3f}; "
     if pair.cost_ratio > 1.5 / size:
@@ -262,36 +262,36 @@ def _on_size_ratio(pair: _Pair, best: _Case, size: float) -> Finding:
         text += "it costs less, for a narrower precision or because it stays in the cache."
     else:
         text += "it does."
-    return Finding("size ratio", text + _wrong(rule, best), rule.allows(best.speedup))
+    return AdvicePoint("size ratio", text + _wrong(rule, best), rule.allows(best.speedup))
 
 
-def _wrong(rule: Rule, best: _Case) -> str:
+def _wrong(rule: RuleOfThumb, best: _Case) -> str:
     if rule.allows(best.speedup) is not False:
         return ""
     return f" The rule of thumb is wrong here: {best.speedup:.2f} x."
 
 
-def _on_checking(best: _Case) -> Iterator[Finding]:
+def _on_checking(best: _Case) -> Iterator[AdvicePoint]:
     if best.checking > 1.0 + HARDLY:
         free = best.tokens / (best.drafting + 1.0)
         text = (
             f"Checking {_tokens(best.length)} costs {best.checking:.2f} plain forwards and not 1; "
             f"were it free, the same drafts would give {free:.2f} x."
         )
-        yield Finding("checking", text)
+        yield AdvicePoint("checking", text)
 
 
-def _on_batch(pair: _Pair, best: _Case) -> Iterator[Finding]:
+def _on_batch(pair: _Pair, best: _Case) -> Iterator[AdvicePoint]:
     if pair.batch == 1:
         return
     alone = pair.best(batch=1)
     text = f"Batch {pair.batch}: {best.speedup:.2f} x, where one request alone has {alone.speedup:.2f} x."
     if alone == best:
         text = f"Batch {pair.batch}: the costs are taken as measured at that batch."
-    yield Finding("batch", text)
+    yield AdvicePoint("batch", text)
 
 
-def _on_change(pair: _Pair, best: _Case) -> Iterator[Finding]:
+def _on_change(pair: _Pair, best: _Case) -> Iterator[AdvicePoint]:
     """The changes that would turn a loss into a gain."""
     if best.speedup > 1.0:
         return
@@ -306,7 +306,9 @@ def _on_change(pair: _Pair, best: _Case) -> Iterator[Finding]:
         )
         ways[-1] += f"often would give {free.speedup:.2f} x"
     text = "It would gain from " + ", or from ".join(ways) + "."
-    yield Finding("change", text if ways else "Neither a better nor a cheaper draft would help.")
+    yield AdvicePoint(
+        "change", text if ways else "Neither a better nor a cheaper draft would help."
+    )
 
 
 def _tokens(count: int) -> str:

@@ -7,10 +7,8 @@ proportional to the strength, so one strength describes the whole family.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from forerun.theory.inputs import Floats, Ints
 
 # Strength at which a family is evaluated: small against 1, large against rounding.
 SMALL = 0.01

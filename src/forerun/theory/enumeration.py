@@ -11,12 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating]
+from forerun.theory.inputs import Floats
 
 
 def end_probabilities(
-    accept: Floats, on_accept: Sequence[int], on_reject: Sequence[int], start: int, num_nodes: int
-) -> NDArray[np.float64]:
+    accept: NDArray[np.floating],
+    on_accept: Sequence[int],
+    on_reject: Sequence[int],
+    start: int,
+    num_nodes: int,
+) -> Floats:
     """Probability that the walk ends at each node, [n + 1]; entry 0 is the last committed token."""
     ends = np.zeros(num_nodes + 1)
     open_tests = [(start, 1.0)]

@@ -30,7 +30,7 @@ from forerun.errors import ConfigError
 from forerun.options import check
 from forerun.theory.inputs import (
     Floats,
-    Lengths,
+    Ints,
     Values,
     costs,
     fractions,
@@ -155,7 +155,7 @@ def _round_cost(length: ArrayLike, cost_ratio: ArrayLike, verification_cost: Arr
     return np.asarray(draft_cost * drafted + checking)
 
 
-def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
+def _geometric_sum(alpha: Floats, terms: Ints) -> Floats:
     """Sum 1 + alpha + … of `terms` terms, by doubling: all are positive, so nothing cancels."""
     alpha, terms = together(alpha, terms)
     total, power = np.zeros(alpha.shape), np.ones(alpha.shape)
@@ -167,7 +167,7 @@ def _geometric_sum(alpha: Floats, terms: Lengths) -> Floats:
     return total
 
 
-def _smallest_acceptance(tokens: Floats, length: Lengths) -> Floats:
+def _smallest_acceptance(tokens: Floats, length: Ints) -> Floats:
     """The smallest alpha with at least `tokens` tokens a round, by bisection; NaN if there is none."""
     tokens, length = together(tokens, length)
     low, high = np.zeros(tokens.shape), np.ones(tokens.shape)

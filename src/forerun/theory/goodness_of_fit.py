@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.polynomial import legendre
-from numpy.typing import NDArray
 from scipy import special
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from forerun.theory.inputs import Floats, Ints
 
 # Polynomials of a smooth test: location, spread, skewness, tails.
 SMOOTH_DEGREES = 4

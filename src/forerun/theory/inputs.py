@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from forerun.errors import ConfigError, DistributionError, shown
 
 Floats = NDArray[np.float64]
-Lengths = NDArray[np.int64]
+Ints = NDArray[np.int64]
 Values = float | Floats
 """Result of a formula: a number for numbers, an array for arrays, by NumPy's broadcasting."""
 
@@ -37,7 +37,7 @@ def costs(name: str, value: ArrayLike, *, above: bool = False) -> Floats:
     return reals
 
 
-def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Lengths:
+def lengths(name: str, value: ArrayLike, shortest: int = 0) -> Ints:
     """The value as an array of integers of at least `shortest`; a ConfigError for others."""
     array = _array(value)
     whole = array is not None and array.dtype.kind in "iu"

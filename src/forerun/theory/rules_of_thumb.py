@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 
-class Rule(NamedTuple):
+class RuleOfThumb(NamedTuple):
     """A rule of thumb for one range of a figure.
 
     Args:
@@ -36,30 +36,32 @@ class Rule(NamedTuple):
 _ANY = math.inf
 
 ACCEPTANCE = (
-    Rule(0.0, 0.30, "hurts", 0.0, 1.0),
-    Rule(0.30, 0.40, "too little for a draft model: look up or self-speculate", 0.0, 1.2),
-    Rule(0.40, 0.60, "modest", 1.0, 1.8),
-    Rule(0.60, 0.75, "substantial", 1.5, _ANY),
-    Rule(0.75, _ANY, "3 x and more", 3.0, _ANY),
+    RuleOfThumb(0.0, 0.30, "hurts", 0.0, 1.0),
+    RuleOfThumb(0.30, 0.40, "too little for a draft model: look up or self-speculate", 0.0, 1.2),
+    RuleOfThumb(0.40, 0.60, "modest", 1.0, 1.8),
+    RuleOfThumb(0.60, 0.75, "substantial", 1.5, _ANY),
+    RuleOfThumb(0.75, _ANY, "3 x and more", 3.0, _ANY),
 )
 """Rules for the share of tested tokens that are accepted."""
 
 COST_RATIO = (
-    Rule(0.0, 0.05, "cheaper than the sweet spot of 0.05 to 0.15"),
-    Rule(0.05, 0.15, "the sweet spot of 0.05 to 0.15", 1.0, _ANY),
-    Rule(0.15, 0.30, "above the sweet spot of 0.05 to 0.15"),
-    Rule(0.30, _ANY, "above 0.3, which rarely pays", 0.0, 1.0),
+    RuleOfThumb(0.0, 0.05, "cheaper than the sweet spot of 0.05 to 0.15"),
+    RuleOfThumb(0.05, 0.15, "the sweet spot of 0.05 to 0.15", 1.0, _ANY),
+    RuleOfThumb(0.15, 0.30, "above the sweet spot of 0.05 to 0.15"),
+    RuleOfThumb(0.30, _ANY, "above 0.3, which rarely pays", 0.0, 1.0),
 )
 """Rules for the time of a draft forward / time of a plain target forward."""
 
 SIZE_RATIO = (
-    Rule(0.0, 5.0, "below the range of 5 to 30: the draft is too large", 0.0, 1.0),
-    Rule(5.0, 30.0, "in the range of 5 to 30", 1.0, _ANY),
-    Rule(30.0, _ANY, "above the range of 5 to 30: the draft is too small to be accepted", 0.0, 1.0),
+    RuleOfThumb(0.0, 5.0, "below the range of 5 to 30: the draft is too large", 0.0, 1.0),
+    RuleOfThumb(5.0, 30.0, "in the range of 5 to 30", 1.0, _ANY),
+    RuleOfThumb(
+        30.0, _ANY, "above the range of 5 to 30: the draft is too small to be accepted", 0.0, 1.0
+    ),
 )
 """Rules for the parameters of the target / parameters of the draft model."""
 
 
-def rule_for(rules: tuple[Rule, ...], figure: float) -> Rule:
+def rule_for(rules: tuple[RuleOfThumb, ...], figure: float) -> RuleOfThumb:
     """The rule whose range contains the figure."""
     return next(rule for rule in rules if figure < rule.high or rule.high == _ANY)

@@ -64,7 +64,7 @@ def run(request: DistillRequest) -> Result:
         TrainingError: for a loss that is not finite, or a state of another run.
     """
     from forerun.diffusion.step_distillation import DistillationConfig, distill, save_student
-    from forerun.diffusion.training import TrainingSettings
+    from forerun.diffusion.training import AveragedTraining
 
     output = Path(request.output)
     work = Path(request.work or f"{output}.work")
@@ -78,7 +78,7 @@ def run(request: DistillRequest) -> Result:
         start_steps=request.start_steps,
         end_steps=request.end_steps,
         batch_size=request.batch_size,
-        training=TrainingSettings(steps=request.train_steps, learning_rate=request.learning_rate),
+        training=AveragedTraining(steps=request.train_steps, learning_rate=request.learning_rate),
     )
     examples = _examples(request, pipeline, work / "examples.safetensors")
     student = distill(pipeline, examples, config, work)

@@ -11,8 +11,8 @@ from forerun.diffusion.settings import (
     DraftSteps,
     DriftBound,
     Interpolation,
-    Interval,
     RefineSteps,
+    StepInterval,
 )
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import is_regular
@@ -194,7 +194,7 @@ class Methods:
         description="Way to take fewer passes: cfg_cache, feature_cache and key_frames (of clips) are "
         "approximate, speculative is exact.",
     )
-    cfg_interval: Interval | None = Field(
+    cfg_interval: StepInterval | None = Field(
         default=None,
         description="cfg_cache: both halves run at every n-th step at the least.",
     )
@@ -207,14 +207,16 @@ class Methods:
         default=True,
         description="cfg_cache: go on with the change between full steps, or keep the last.",
     )
-    feature_interval: Interval = Field(
+    feature_interval: StepInterval = Field(
         default=2, description="feature_cache: deep levels run at every n-th step."
     )
-    key_interval: Interval = Field(default=5, description="key_frames: every n-th frame is one.")
+    key_interval: StepInterval = Field(
+        default=5, description="key_frames: every n-th frame is one."
+    )
     refine_steps: RefineSteps = Field(
         default=8, description="key_frames: last steps that all frames take together."
     )
-    refine_stride: Interval = Field(
+    refine_stride: StepInterval = Field(
         default=1, description="key_frames: how many of the schedule's steps one of these takes."
     )
     interpolation: Interpolation = Field(
