@@ -17,8 +17,8 @@ from time import perf_counter
 
 from forerun.core import Draft, Plan, Request, RoundTimes, Verdict
 from forerun.costs.table import CostTable
+from forerun.policies.auto import AutoOptions, AutoPolicy
 from forerun.policies.base import BasePolicy
-from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from forerun.report.markdown import heading, line
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
@@ -30,7 +30,7 @@ class Timed(BasePolicy):
 
     name = "timed"
 
-    def __init__(self, policy: CostAwarePolicy) -> None:
+    def __init__(self, policy: AutoPolicy) -> None:
         self.attach, self.release = policy.attach, policy.release  # type: ignore[method-assign]
         self.policy, self.seconds, self.rounds = policy, 0.0, 0
 
@@ -76,7 +76,7 @@ def kinds() -> dict[str, Callable[[], SimulatedDrafter]]:
 def microseconds(drafter: SimulatedDrafter, batch_size: int, rounds: int) -> float:
     """Of one round."""
     world = World(drafter)
-    policy = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    policy = AutoPolicy(None, AutoOptions(calibrate=False))
     rows = ((n, b, 0, world.forward(n * b)) for n in range(1, 18) for b in (1, MANY))
     policy.know(CostTable.from_rows(rows))
     timed = Timed(policy)

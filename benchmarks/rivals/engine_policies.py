@@ -14,8 +14,8 @@ from forerun.costs.table import CostTable
 from forerun.drafters import DRAFTERS
 from forerun.errors import UnknownNameError
 from forerun.params import SamplingParams
+from forerun.policies.auto import AutoOptions, AutoPolicy
 from forerun.policies.calibration import TOKENS
-from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 
 # What stands for a rejected token, of which only the number is recorded.
 _REJECTED = 0
@@ -141,11 +141,11 @@ class EnginePolicy(ReplayPolicy):
         return self._requests[view.request]
 
 
-def cost_aware(costs: RoundCosts, longest: int) -> CostAwarePolicy:
+def auto_policy(costs: RoundCosts, longest: int) -> AutoPolicy:
     """Policy `auto` as an engine begins with it: it knows the times of the target's forwards, which it
     takes when a model is first loaded, and has to learn those of drafts and what is accepted. Its own
     time is not counted, as that of other policies is not."""
-    policy = CostAwarePolicy(longest, CostAwareOptions(calibrate=False))
+    policy = AutoPolicy(longest, AutoOptions(calibrate=False))
     rows = [(n, 1, 0, costs.target.seconds(n, 1, 0)) for n in TOKENS]
     policy.know(CostTable.from_rows(rows))
     policy.clock = lambda: 0.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
-from benchmarks.rivals.engine_policies import EnginePolicy, cost_aware
+from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
@@ -101,14 +101,14 @@ def rivals(workload: Workload, candidate: str) -> list[ReplayPolicy]:
         AdaptiveVerification(candidate, longest, costs),
         Algorithm1(candidate, longest, costs),
         EnginePolicy(make_policy("adaptive", min(4, longest)), candidate),
-        EnginePolicy(cost_aware(costs, longest), candidate),
+        EnginePolicy(auto_policy(costs, longest), candidate),
     ]
 
 
 def of_all(workload: Workload) -> ReplayPolicy:
     """Policy `auto` for all candidates of a workload together."""
     costs = next(iter(workload.costs.values()))
-    policy = cost_aware(costs, max(workload.longest.values()))
+    policy = auto_policy(costs, max(workload.longest.values()))
     return EnginePolicy(policy, *workload.costs)
 
 

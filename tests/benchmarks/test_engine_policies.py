@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.rivals.engine_policies import EnginePolicy, cost_aware
+from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.replay import Fixed, View, replay
 from forerun.bench.tune.records import Output
 from forerun.bench.tune.replay import Choice, Replayed, plain_seconds
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
-from forerun.policies import cost_aware as cost_aware_module
+from forerun.policies import auto
 from forerun.policies.base import BasePolicy
 from tests.helpers.recorded import costs, output
 
@@ -42,7 +42,7 @@ def by_auto(recorded: Mapping[str, Output], **table: float) -> Replayed:
     """Decoded by `auto`, choosing among all candidates."""
     tables = {name: costs(**table) for name in recorded}
     first = next(iter(tables.values()))
-    return replay([recorded], tables, EnginePolicy(cost_aware(first, 6), *recorded))
+    return replay([recorded], tables, EnginePolicy(auto_policy(first, 6), *recorded))
 
 
 class Asking(BasePolicy):
@@ -101,7 +101,7 @@ def test_auto_loses_no_more_than_it_may_and_gains_where_it_can(accepted: int, dr
 
 def test_auto_knows_forwards_and_learns_the_rest() -> None:
     table = costs(verify=0.3)
-    policy = cost_aware(table, 6)
+    policy = auto_policy(table, 6)
     assert policy.costs.is_known
     for tokens in (1, 4, 7):
         curve = policy.costs.curve(1)
@@ -132,7 +132,7 @@ def test_lookups_that_have_found_nothing_are_not_asked_for_a_draft() -> None:
 def test_a_replay_is_the_same_however_long_planning_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"made": recorded("made", 2)}
     first = by_auto(text)
-    monkeypatch.setattr(cost_aware_module, "perf_counter", itertools.count(0, 100).__next__)
+    monkeypatch.setattr(auto, "perf_counter", itertools.count(0, 100).__next__)
     second = by_auto(text)
     assert first.seconds == second.seconds
     assert first.choices == second.choices

@@ -14,7 +14,7 @@ from forerun.bench.rows import Row
 from forerun.bench.session import Session
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
-from forerun.policies.cost_aware import CostAwarePolicy
+from forerun.policies.auto import AutoPolicy
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -113,7 +113,7 @@ def test_the_default_is_measured_warm_and_cold(
 ) -> None:
     """The rows are explained wherever the report goes, with what the warm one's policy says at the end."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(CostAwarePolicy, "given_up", lambda _: ["one was given up"])
+    monkeypatch.setattr(AutoPolicy, "given_up", lambda _: ["one was given up"])
     page, text = (str(tmp_path / name) for name in ("page.html", "report.md"))
     few = ("--temperatures", "0", "--max-tokens", "6", "--ignore-eos", "--minutes", "0")
     run = ("bench", "--model", cli.target, "--methods", "default", *few, "--prompts", prompts)

@@ -70,6 +70,7 @@ class World:
         seed: of what is accepted, and of noise.
         cold: seconds that the first drafts take longer, one after the other.
         noise: standard deviation of times, as a share of them.
+        interrupted: share of drafts and forwards that take 1.5 to 4.5 times as long.
         cooled: how many times as long a draft takes after eight rounds without one.
     """
 
@@ -78,6 +79,7 @@ class World:
     seed: int = 0
     cold: Sequence[float] = ()
     noise: float = 0.0
+    interrupted: float = 0.0
     cooled: float = 1.0
     drafted: int = field(default=0, init=False)
     _cold: list[float] = field(default_factory=list, init=False)
@@ -149,9 +151,14 @@ class World:
             drafting += self._cold.pop(0) if self._cold else 0.0
             drafting *= self.cooled if self._without >= 8 else 1.0
         self._without = 0 if drafting else self._without + 1
-        if self.noise:
-            drafting *= max(chance.gauss(1.0, self.noise), 0.5)
-            target *= max(chance.gauss(1.0, self.noise), 0.5)
+        drafting *= self._disturbed(chance)
+        target *= self._disturbed(chance)
         times = times or RoundTimes(drafting, target, 0.0)
         policy.observe(requests, drafts, verdicts, times)
         return times.total
+
+    def _disturbed(self, chance: Random) -> float:
+        factor = max(chance.gauss(1.0, self.noise), 0.5) if self.noise else 1.0
+        if self.interrupted and chance.random() < self.interrupted:
+            factor *= chance.uniform(1.5, 4.5)
+        return factor

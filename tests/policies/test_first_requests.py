@@ -20,11 +20,11 @@ from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
 from forerun.policies import memory as memory_module
+from forerun.policies.auto import AutoOptions, AutoPolicy
+from forerun.policies.budget import LONGEST_PAUSE, Trials
 from forerun.policies.calibration import calibrate
-from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.memory import SAVE_SECONDS, recall
-from forerun.policies.trials import LONGEST_PAUSE, Trials
 from forerun.testing import ToyModel
 from tests.helpers.simulated_rounds import VOCABULARY, SimulatedDrafter, World
 
@@ -49,10 +49,10 @@ def table_of(where: World) -> CostTable:
     return CostTable.from_rows(rows)
 
 
-def new_policy(where: World, learned: Any = None, rehearsed: bool = True) -> CostAwarePolicy:
+def new_policy(where: World, learned: Any = None, rehearsed: bool = True) -> AutoPolicy:
     """One in a process of its own, that knows the target's times, those of rehearsed drafts, and what an
     earlier one has learned."""
-    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    made = AutoPolicy(None, AutoOptions(calibrate=False))
     made.clock = lambda: 0.0
     made.know(table_of(where))
     made.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
@@ -175,6 +175,27 @@ def test_a_bad_stretch_does_not_speak_for_all_texts(quality: str, way: Any, leas
     assert fixed / statistics.mean(made) >= least
 
 
+@pytest.mark.parametrize("interrupted", [0.1, 0.25])
+def test_interruptions_are_no_losses_by_drafts(interrupted: float) -> None:
+    """A small model's rounds are short, so that others on the machine often interrupt them."""
+
+    def run(seed: int, length: int = 0) -> float:
+        drafter = SimulatedDrafter(token_seconds=0.04, fixed_seconds=0.3, catch_up=0.04)
+        where = World(drafter, rising(0.1), 0, (2.0, 1.0), 0.1, interrupted, cooled=2.0)
+        policy: Any = FixedPolicy(length) if length else new_policy(where)
+        seconds = 0.0
+        for number, bits in enumerate(FOUND["good"]):
+            drafter.rate, where.seed = partial(found_at, bits), 100 * seed + number
+            drafter.ran.clear()
+            seconds += sum(where.each(policy, [TOKENS // 2]))
+        return seconds
+
+    fixed = min(statistics.mean(run(seed, length) for seed in range(6)) for length in LENGTHS)
+    made = [run(seed) for seed in range(SEEDS)]
+    assert fixed / statistics.mean(made) >= 0.85
+    assert fixed / max(made) >= 0.6
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cost", [CHEAP, USUAL, DEAR])
 @pytest.mark.parametrize("rate", [0.0, 0.05])
@@ -244,7 +265,7 @@ def test_a_try_is_judged_by_its_own_request() -> None:
     good = SimulatedDrafter("good", rate=lambda _: 0.9, token_seconds=USUAL)
     useless = SimulatedDrafter("useless", rate=lambda _: 0.0, token_seconds=USUAL)
     where = World(SimulatedDrafter(members=(good, useless)))
-    policy = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    policy = AutoPolicy(None, AutoOptions(calibrate=False))
     policy.know(table_of(where))
     where.run(policy, [400] * 4, 4)
     rounds = policy.report()
@@ -376,10 +397,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "costs"
 
 
-def attached(rate: float = 0.0) -> tuple[CostAwarePolicy, World]:
+def attached(rate: float = 0.0) -> tuple[AutoPolicy, World]:
     """A policy as an engine has it, with what is on disk."""
     where = world(rate, USUAL)
-    policy = CostAwarePolicy()
+    policy = AutoPolicy()
     policy.attach(ToyModel(VOCABULARY), where.drafter, 1)  # type: ignore[arg-type]
     policy.know(table_of(where))
     return policy, where

@@ -12,14 +12,14 @@ from typing import Any
 from forerun.contracts import Policy
 from forerun.options import pick
 from forerun.policies.adaptive import AdaptivePolicy
-from forerun.policies.cost_aware import CostAwarePolicy
+from forerun.policies.auto import AutoPolicy
 from forerun.policies.fixed import FixedPolicy
 from forerun.registry import Registry
 
 POLICIES = Registry(
     "policy",
     "forerun.policies",
-    {"auto": CostAwarePolicy, "fixed": FixedPolicy, "adaptive": AdaptivePolicy},
+    {"auto": AutoPolicy, "fixed": FixedPolicy, "adaptive": AdaptivePolicy},
     with_options=True,
 )
 

@@ -5,12 +5,103 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.policies.account import Account
+from forerun.contracts import Drafter
+from forerun.core import Request
+from forerun.policies.acceptance import Acceptance, level_of
+from forerun.policies.budget import Account, Trials
 from forerun.policies.costs import MUCH, LiveCosts
 from forerun.policies.stretch import REPEATED, PlainRounds
-from forerun.policies.texts import Choice, Member
+
+if TYPE_CHECKING:
+    from forerun.policies.outlook import Choice
+
+# Acceptance rate of an ordinary draft model, and the rounds that it counts as before any was seen; the rounds
+# that a trained head's own figures count as.
+ORDINARY_RATE, ORDINARY_WEIGHT, MEASURED_WEIGHT = 0.7, 3.0, 8.0
+# Step with which the width of drafts follows observed widths.
+WIDTH_STEP = 0.05
+
+
+class Member:
+    """One of the drafters that can be chosen.
+
+    Args:
+        place: index among the drafter's members.
+        drafter: the drafter itself.
+    """
+
+    def __init__(self, place: int, drafter: Drafter) -> None:
+        self.place, self.drafter = place, drafter
+        self.name, self.looks_up = drafter.name, drafter.looks_up
+        self.forget()
+
+    def forget(self) -> None:
+        """Start afresh."""
+        # Nodes of a draft per planned level: fewer than one if too little is found, more in trees.
+        self.width = 1.0
+        # Plain rounds that a token takes, by the drafter's own statement.
+        self.share: float | None = None
+        self.trials = Trials()
+        self.rounds = self.drafted = self.accepted = 0
+        if self.drafter.acceptance:
+            measured = [ranks[0] for ranks in self.drafter.acceptance]
+            self.acceptance = Acceptance(measured, MEASURED_WEIGHT)
+        elif self.looks_up:
+            self.acceptance = Acceptance()
+        else:
+            self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
+
+    def level(self, request: Request) -> int | None:
+        """Level of the drafter's confidence; None if nothing was found.
+
+        A model always finds tokens and has level 0.
+        """
+        if not self.looks_up:
+            return 0
+        confidence = self.drafter.confidence(request)
+        return level_of(confidence) if confidence > 0.0 else None
+
+    def observe(
+        self, request: Request, level: int, planned: int, accepted: int, nodes: int
+    ) -> None:
+        """Take in a draft of `nodes` nodes."""
+        self.acceptance.observe(
+            request.request_id, request.hints.namespace, level, planned, accepted
+        )
+        self.width += WIDTH_STEP * (nodes / planned - self.width)
+        self.rounds += 1
+        self.drafted += nodes
+        self.accepted += accepted
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if the drafter was tried in vain, or waits for a try that cannot be paid for."""
+        return self.trials.is_given_up and self.acceptance.evidence > 0
+
+    def given_up(self, cost: float) -> str:
+        """One sentence on why the drafter was given up.
+
+        Args:
+            cost: cost of a token of its drafts, in plain rounds.
+        """
+        seen = f"after {self.rounds} rounds ({self.accepted} of {self.drafted} drafted tokens accepted)"
+        return (
+            f"{self.name} was given up {seen if self.rounds else 'in an earlier run'}: a drafted token takes "
+            f"{cost:.2f} of a plain round, more than it brings; it is tried again now and then, and --policy "
+            "fixed drafts on"
+        )
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Acceptance and tries, ready for JSON."""
+        return {"acceptance": self.acceptance.as_dict(), "trials": self.trials.learned}
+
+    def restore(self, learned: Any) -> None:
+        """Start from the values that `learned` returned."""
+        self.acceptance.restore(learned["acceptance"])
+        self.trials.restore(learned["trials"])
 
 
 @dataclass
@@ -67,20 +158,18 @@ class Beliefs:
             if member.is_given_up
         ]
 
-    def learn_plain(self, plain: PlainRounds, accounts: Sequence[Account], counted: int) -> float:
+    def learn_plain(self, plain: PlainRounds, counted: int) -> float:
         """Take in rounds without a draft and return the seconds that one takes by the updated costs.
 
         Args:
             plain: the rounds.
-            accounts: accounts of the texts in them.
             counted: rounds that each of them counts as.
         """
         rounds = len(plain.seconds)
         weight = min(rounds * counted, REPEATED)
         self.costs.observe(plain.batch_size, 0, median(plain.seconds), weight)
         seconds = self.costs.plain_seconds(plain.batch_size)
-        for account in (self.account, *accounts):
-            account.settle(rounds, rounds, plain.planning / seconds)
+        self.account.settle(rounds, rounds, plain.planning / seconds)
         return seconds
 
     def learn_times(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import add
+from statistics import median_low
 from typing import Any
 
 from forerun.costs.table import CostTable
@@ -32,8 +34,9 @@ DRAFT_MEMORY, GUESSED, MEASURED, COLD, LASTING = 0.95, 1.0, 4.0, 2, 0.8
 LONGEST_SECONDS = 1e4
 # Number of points beyond a curve's last one that stands for infinity.
 FAR = 1e6
-# A draft that takes this many times its expected time was interrupted.
-OUTLIER = 3.0
+# The median of the last STEADY times of a kind counts, relative to the expected ones, because interruptions
+# of one round say nothing of the next.
+STEADY = 5
 # Assumed cost of a token drafted by a model, and of a lookup, in plain rounds, before one was timed.
 MODEL_TOKEN, LOOKUP = 0.25, 0.01
 # PREFILL: assumed cost of a prompt's token in drafted tokens, before such a prompt was timed. MUCH: pending
@@ -43,8 +46,6 @@ PREFILL, MUCH = 0.1, 8
 
 class DraftTimes:
     """Seconds of drafts of one drafter at one batch size: a line fitted to the timed drafts.
-
-    The first drafts of a process run cold: those slower than assumed are ignored.
 
     Args:
         token_seconds, fixed_seconds: assumption at the start.
@@ -68,11 +69,9 @@ class DraftTimes:
         self._assumed = [LASTING / 2 * value for value in sums]
         self._sums = [(weight - LASTING) / 2 * value for value in sums]
 
-    def observe(self, tokens: float, seconds: float, cold: bool = False, drafts: int = 1) -> None:
+    def observe(self, tokens: float, seconds: float, drafts: int = 1) -> None:
         """Take in `drafts` drafts of `tokens` tokens, of `seconds` each."""
         self.timed += drafts
-        if (cold or self.timed <= COLD) and seconds > self(tokens):
-            return
         seen = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         kept = DRAFT_MEMORY**drafts
         self._sums = [kept * old + drafts * new for old, new in zip(self._sums, seen, strict=True)]
@@ -116,7 +115,7 @@ class Curve:
             for extra in range(batch_size * most + 1)
         ]
         # Measurements are noisy, but more tokens never cost less.
-        self.batch_size, self.plain = batch_size, base[0]
+        self.batch_size, self.plain, self.base = batch_size, base[0], base[0]
         self.rises = [value - base[0] for value in accumulate(base, max)]
         self.floors = least_slopes(self.rises)
         # The factor of the rises, and the additional seconds of a drafted token.
@@ -208,6 +207,9 @@ class LiveCosts:
         self._curves: dict[int, Curve] = {}
         self._drafts: dict[tuple[str, int], DraftTimes] = {}
         self._prefill: dict[str, float] = {}
+        # The last times of rounds without drafts, of rounds with some, and of each drafter's drafts, as
+        # shares of the expected ones.
+        self._last: dict[object, deque[float]] = {}
         # Draft times by drafter, measured before the first request, and the machine's speed then.
         self._at_first: dict[str, tuple[float, float]] = {}
         self._first_speed = 1.0
@@ -305,15 +307,24 @@ class LiveCosts:
         if not self.is_known:
             self.speed, self.is_known = self.speed * seconds / expected, True
             return
-        ratio = min(max(seconds / expected, 1.0 / MOST), MOST)
+        # Relative to the table, which no round changes: what is late must not be corrected twice.
+        base = curve.base + curve.rise(extra)
+        usual = self._usual((batch_size, extra > 0), seconds / base) * base / expected
+        ratio = min(max(usual, 1.0 / MOST), MOST)
         if extra:
             # Such a round tells more about the cost of drafted tokens than about the machine's speed.
-            curve.correct(extra, seconds / self.speed, rounds)
+            curve.correct(extra, usual * expected / self.speed, rounds)
             self.speed *= ratio ** _step(SPEED_STEP, rounds)
         else:
             # The machine's speed applies to all batch sizes, but the table may be wrong for one of them.
             curve.plain *= ratio ** _step(LEVEL_STEP, rounds)
             self.speed *= ratio ** _step(PLAIN_STEP, rounds)
+
+    def _usual(self, kind: object, ratio: float) -> float:
+        """The median of the last times of a kind with this one, all relative to what was expected of them."""
+        last = self._last.setdefault(kind, deque(maxlen=STEADY))
+        last.append(ratio)
+        return median_low(last)
 
     def observe_draft(
         self,
@@ -327,7 +338,7 @@ class LiveCosts:
     ) -> tuple[float, float]:
         """Take in the times of drafts and return the seconds of all drafts and of the prompt run before them.
 
-        Both are limited to a multiple of the expected times.
+        Both are the expected times, once these were learned from.
 
         Args:
             name, looks_up: the drafter.
@@ -340,17 +351,21 @@ class LiveCosts:
         times = self.draft(name, looks_up, batch_size)
         expected = times(depth)
         if pending <= MUCH or looks_up:
-            usual = OUTLIER * max(expected, LOOKUP * self.plain_seconds(batch_size))
-            whole = sum(min(each, usual) for each in seconds)
-            times.observe(depth, whole / len(seconds), cold, len(seconds))
-            return whole, 0.0
-        most = max(self.prefill_seconds(name, pending), pending * PREFILL * times.per_token)
+            least = max(expected, LOOKUP * self.plain_seconds(batch_size))
+            usual, kind = median_low(seconds) / least, (name, batch_size)
+            if cold or times.timed < COLD:
+                # Neither does a cold draft tell of later ones, nor what was before it.
+                self._last.pop(kind, None)
+                usual = min(usual, 1.0)
+            else:
+                usual = self._usual(kind, usual)
+            times.observe(depth, usual * least, len(seconds))
+            return len(seconds) * times(depth), 0.0
         expected *= len(seconds)
-        before = min(max(sum(seconds) - expected, 0.0), OUTLIER * most)
+        share = max(sum(seconds) - expected, 0.0) / pending
         known = self._prefill.get(name)
-        share = before / pending
         self._prefill[name] = share if known is None else 0.5 * (known + share)
-        return expected, before
+        return expected, pending * self._prefill[name]
 
     def measured(self, name: str, token_seconds: float, fixed_seconds: float) -> None:
         """Take in the times of drafts that were measured before the first request."""

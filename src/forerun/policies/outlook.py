@@ -1,33 +1,129 @@
-"""Expectations for each request: the drafts that members could make, and the time that they may lose."""
+"""Requests as policy `auto` sees them: their expected lengths, the drafts offered to them, and tries."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
-from forerun.core import PlainReason, Request
-from forerun.policies.account import Account
-from forerun.policies.beliefs import Beliefs
+from forerun.core import Draft, PlainReason, Plan, Request, Verdict
+from forerun.policies.beliefs import Beliefs, Member
+from forerun.policies.budget import Trials
+from forerun.policies.costs import DraftTimes
 from forerun.policies.lengths import Offer
-from forerun.policies.texts import Choice, Member, Text
-from forerun.policies.trials import Trials
 
-# Budget for learning: TUITION is the share of the first request's time, which counts FIRST_TOKENS tokens at
-# least; a request near its end may lose LEAST_TUITION of a plain round.
-TUITION, FIRST_TOKENS, LEAST_TUITION = 0.03, 128, 0.2
+# Tokens of a request from which on it is long.
+FIRST_TOKENS = 128
 # A try has TRY_LENGTH tokens, or as few as cost at most TRY_COST plain rounds. If it costs more than
 # DEAREST_TRY, the account must hold only that much, but the try waits until the share of time that may be
 # lost has reached its cost.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
-# Share of the account that a round may risk, and plain rounds that it may risk however little is left; with
-# an unproven drafter, UNPROVEN_RISK.
-RISKED, LEAST_RISK, UNPROVEN_RISK = 0.3, 0.5, 0.35
 # Drafts of a drafter that must be seen before they may cost more than a request may lose.
 PROVEN = 8
 # Number of rounds left for a request without a limit.
 MANY = 1 << 30
 # Assumed length of an output before any has ended, and the step with which it follows observed lengths.
 USUAL_OUTPUT, OUTPUT_STEP = 64, 0.2
+# Expected acceptance is updated after OFFER_ROUNDS rounds, after each of a request's FIRST_DRAFTS drafts, and
+# in every DRAFT_ROUNDS-th round in which it drafts.
+OFFER_ROUNDS, FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8, 4
+_NO_TIMES = DraftTimes(0.0, 0.0)
+_PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
+_IN_WORDS = {
+    PlainReason.PAUSED: "plain: no draft is expected to pay",
+    PlainReason.TIMED: "plain, to time such a round",
+    PlainReason.NOTHING_FOUND: "plain: nothing was found to propose",
+    PlainReason.SHORT: "plain: one token is left",
+    PlainReason.ASKED: "plain, as was asked for",
+    PlainReason.CONTEXT: "plain: the text fills the drafter's context",
+    PlainReason.FAILED: "plain: the drafter failed",
+}
+
+
+class Choice(NamedTuple):
+    """A plan for a request: an offer, the number of its tokens, and whether it is a try."""
+
+    offer: Offer
+    length: int
+    is_try: bool = False
+
+
+@dataclass(slots=True)
+class Text:
+    """Knowledge about one request.
+
+    Args:
+        choice: choice of the running round; None is a plain round.
+        reason: reason for a plain round.
+        drafts: number of drafts made for it.
+        debt: draft prefill not yet charged, in plain rounds.
+    """
+
+    choice: Choice | None = None
+    reason: PlainReason = PlainReason.PAUSED
+    drafts: int = 0
+    debt: float = 0.0
+    _offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
+
+    def plan(self, several: bool) -> Plan:
+        """The plan of the choice; it names the member if there are several."""
+        if self.choice is None:
+            return _PLAIN[self.reason]
+        offer, length, _ = self.choice
+        return Plan(length, member=offer.member.place if several else None)
+
+    def offer(self, member: Member, request: Request, level: int, limit: int, round_: int) -> Offer:
+        """The draft that a member could make in a round, with at most `limit` tokens."""
+        key = (member, level)
+        known = self._offers.get(key)
+        if known is not None:
+            if known[0] == limit and round_ < known[1]:
+                return known[2]
+            member.acceptance.fade(request.request_id)
+        survival = member.acceptance.survival(
+            request.request_id, request.hints.namespace, level, limit
+        )
+        offer = Offer(member, survival, level, _NO_TIMES)
+        self._offers[key] = (limit, round_ + OFFER_ROUNDS, offer)
+        return offer
+
+    def learn_draft(self, request: Request, draft: Draft, verdict: Verdict, is_last: bool) -> None:
+        """Take in a chosen draft.
+
+        Only after the last round of a stretch is the request's length the one after this draft, so
+        that the end of the output can be taken into account.
+        """
+        assert self.choice is not None
+        offer, planned, _ = self.choice
+        most = request.params.max_tokens
+        if most is not None and is_last:
+            planned = min(planned, most - request.num_output_tokens + len(verdict.token_ids) - 1)
+        if planned < 1:
+            return
+        offer.member.observe(request, offer.level, planned, verdict.num_accepted, len(draft))
+        self.drafts += 1
+
+    def expect_anew(self) -> None:
+        """Have expected acceptance computed again."""
+        self._offers.clear()
+
+    def pay_debt(self, rounds: int, gain: float, tokens_left: float) -> float:
+        """The share of the debt that is due after some rounds; gains first pay for a prompt."""
+        share = self.debt * min(1.0, 2.0 * rounds / max(tokens_left, 1.0))
+        due = max(share, min(self.debt, gain))
+        self.debt -= due
+        return due
+
+    def in_words(self) -> str:
+        """The decision for the round, and its reason."""
+        if self.choice is None:
+            return _IN_WORDS[self.reason]
+        offer, length, is_try = self.choice
+        expected = sum(offer.survival[:length])
+        if is_try:
+            return f"{offer.member.name}, {length} tokens, to see what is accepted ({expected:.2f} expected)"
+        return f"{offer.member.name}, {length} tokens, of which {expected:.2f} are expected to be accepted"
 
 
 class Outlook:
@@ -41,33 +137,16 @@ class Outlook:
 
     def __init__(self, beliefs: Beliefs, most: int, lost_time: float) -> None:
         self._beliefs, self._most, self._lost_time = beliefs, most, lost_time
-        # Mean tokens of an output, and whether the learning budget for a first prompt was credited.
-        self._mean_output, self._is_granted = float(USUAL_OUTPUT), False
+        # Mean tokens of an output.
+        self._mean_output = float(USUAL_OUTPUT)
 
     def new_text(self, request: Request) -> Text:
-        """The state of a new request; its drafts may lose a share of its time, prompt included."""
+        """The state of a new request, whose drafts may lose a share of its time, prompt included."""
         curve = self._beliefs.costs.curve(1)
         prompt = request.num_prompt_tokens * curve.last_slope / curve.plain
-        known = any(member.acceptance.evidence for member in self._beliefs.members)
-        if request.speculative and not known and not self._is_granted:
-            self._is_granted = True
-            self._beliefs.account.credit += TUITION * prompt
-        first = TUITION * (self.tokens_left(request) + prompt)
-        self._beliefs.account.draw(first)
-        self._beliefs.account.advance(self.tokens_left(request) + prompt)
-        return Text(Account(self._lost_time, max(first, LEAST_TUITION)))
-
-    def may_lose(self, texts: Sequence[Text]) -> float:
-        """Plain rounds that drafts of this round may lose.
-
-        Before any drafter is proven, it is at most what the requests themselves may lose.
-        """
-        credit = self._beliefs.account.credit
-        most = max(RISKED * credit, min(credit, LEAST_RISK))
-        if any(member.acceptance.evidence >= PROVEN for member in self._beliefs.members):
-            return most
-        left = max(text.account.credit for text in texts)
-        return min(most, max(left, UNPROVEN_RISK)) if left > 0.0 else 0.0
+        if request.speculative:
+            self._beliefs.account.grant(self.tokens_left(request) + prompt)
+        return Text()
 
     def offers(self, request: Request, text: Text, round_: int) -> list[Offer]:
         """The drafts that members could make for a request; members that found nothing are left out."""
@@ -103,12 +182,12 @@ class Outlook:
                 whole = costs.prefill_seconds(member.name, offer.pending)
                 offer.seconds = whole / max(1.0, 0.5 * self.tokens_left(request))
 
-    def can_pay(self, offer: Offer, text: Text) -> bool:
-        """True if a drafter has proven worth running a prompt, or the request may lose that time."""
+    def can_pay(self, offer: Offer) -> bool:
+        """True if a drafter has proven worth running a prompt, or that time may be lost."""
         if offer.pending < 2 or offer.member.acceptance.evidence >= PROVEN:
             return True
         costs = self._beliefs.costs
-        most = min(text.account.credit, self._beliefs.account.credit) * costs.plain_seconds(1)
+        most = self._beliefs.account.credit * costs.plain_seconds(1)
         return costs.prefill_seconds(offer.member.name, offer.pending) <= most
 
     def try_length(self, request: Request, offer: Offer, batch_size: int) -> int:
@@ -187,4 +266,4 @@ class Outlook:
 
     def forget(self) -> None:
         """Start afresh."""
-        self._mean_output, self._is_granted = float(USUAL_OUTPUT), False
+        self._mean_output = float(USUAL_OUTPUT)

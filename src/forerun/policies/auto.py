@@ -4,11 +4,11 @@ Each round the policy chooses the drafters and lengths with the highest value ov
 expected tokens, less those that their time would bring otherwise (`policies/lengths.py`). Not
 drafting is one of the choices. An unknown drafter is assumed to be an ordinary one, so it drafts
 from the first round until its acceptance says otherwise; after that it is tried now and then
-(`policies/trials.py`).
+(`policies/budget.py`).
 
 Losses are bounded whatever the estimates say: an account holds the budget for learning, is credited
 with a share of all time and with the gains of drafts, and no draft may cost more
-(`policies/account.py`).
+(`policies/budget.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
+from statistics import median_low
 from time import perf_counter
 from typing import Any
 
@@ -26,18 +27,15 @@ from forerun.contracts import CausalLM, Drafter, Rehearse
 from forerun.core import Draft, PlainReason, Plan, Request, RoundTimes, Verdict
 from forerun.costs.table import CostTable
 from forerun.options import options
-from forerun.policies.account import Account
 from forerun.policies.base import BasePolicy
-from forerun.policies.beliefs import Beliefs
-from forerun.policies.costs import MUCH, OUTLIER, LiveCosts
+from forerun.policies.beliefs import Beliefs, Member
+from forerun.policies.budget import TUITION, Account, Trials
+from forerun.policies.costs import MUCH, LiveCosts
 from forerun.policies.decisions import Decisions
-from forerun.policies.lengths import Offer
+from forerun.policies.lengths import Offer, Valuation
 from forerun.policies.memory import Memory, recall
-from forerun.policies.outlook import FIRST_TOKENS, TUITION, Outlook
+from forerun.policies.outlook import DRAFT_ROUNDS, FIRST_DRAFTS, FIRST_TOKENS, Choice, Outlook, Text
 from forerun.policies.stretch import Drought, PlainRounds, Seen, Stretch, Timing
-from forerun.policies.texts import DRAFT_ROUNDS, FIRST_DRAFTS, Choice, Member, Text
-from forerun.policies.trials import Trials
-from forerun.policies.valuation import Valuation
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ COLD_AFTER = 8
 
 
 @options
-class CostAwareOptions:
+class AutoOptions:
     """Options of policy `auto`: the time that it may lose, and whether it measures first."""
 
     lost_time: float = Field(
@@ -69,7 +67,7 @@ class CostAwareOptions:
     log_decisions: bool = Field(default=False, description="Log every decision and its reason.")
 
 
-class CostAwarePolicy(BasePolicy):
+class AutoPolicy(BasePolicy):
     """Plans the most valuable choice: a drafter and a length, or no draft.
 
     Args:
@@ -78,12 +76,12 @@ class CostAwarePolicy(BasePolicy):
     """
 
     name = "auto"
-    options = CostAwareOptions
+    options = AutoOptions
 
     def __init__(
-        self, num_speculative_tokens: int | None = None, options: CostAwareOptions | None = None
+        self, num_speculative_tokens: int | None = None, options: AutoOptions | None = None
     ) -> None:
-        self.settings = options or CostAwareOptions()
+        self.settings = options or AutoOptions()
         self._most = num_speculative_tokens or LONGEST
         self._beliefs = Beliefs(self._new_account(), LiveCosts(most=self._most))
         self.decisions, self._several = Decisions(), False
@@ -217,27 +215,28 @@ class CostAwarePolicy(BasePolicy):
             self._drought.plain >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
         )
         self._drought.note(count, extra > 0, found)
-        # Measured times, limited because an interruption may have added to them.
-        usual = OUTLIER * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
-        forwards = [min(max(times.target + times.verify, 0.0), usual) for _, _, times, _ in rounds]
+        forward = median_low([times.target + times.verify for _, _, times, _ in rounds])
         if not cold:
-            self.costs.observe(batch_size, extra / count, sum(forwards) / count, count)
+            self.costs.observe(batch_size, extra / count, forward, count)
         plain = self.costs.plain_seconds(batch_size)
-        seconds, planning = sum(forwards), sum(planned for _, _, _, planned in rounds)
+        # What rounds are believed to take: what interrupts one is no loss by its drafts.
+        seconds = count * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
+        planning = sum(planned for _, _, _, planned in rounds)
+        self._timing.note(count if extra else 0, forward / plain)
         if made:
             choices = list(dict.fromkeys(choice for _, choice in made))
             spent = [max(times.draft - planned, 0.0) for _, _, times, planned in rounds]
             drafting, before = self._beliefs.learn_times(batch_size, choices, depth, spent, cold)
             seconds += drafting
+            # A try is judged by its own times, because what is believed of them may be long past.
+            forward += median_low(spent)
             made[0][0].debt += before / plain
         else:
             seconds = count * plain
-        self._timing.note(count if extra else 0, sum(forwards) / count / plain)
         tokens, elapsed = emitted / batch_size, seconds / plain
         self._beliefs.account.settle(tokens, elapsed, planning / plain)
         drafting_requests, is_due = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
         for request, text in zip(requests, texts, strict=True):
-            text.account.settle(tokens, elapsed, planning / plain)
             if text.choice is not None:
                 if is_due or text.drafts <= FIRST_DRAFTS:
                     text.expect_anew()
@@ -251,7 +250,7 @@ class CostAwarePolicy(BasePolicy):
                 self._beliefs.account.charge(due / batch_size)
         if alike := batch_size - drafting_requests:
             self.decisions.count("", 0, alike, count, batch_size, emitted, seconds, plain)
-        return accepted - max(elapsed - count, 0.0) * count / max(len(made), 1)
+        return accepted - max(forward / plain - 1.0, 0.0) * count**2 / max(len(made), 1)
 
     def _judge(self, gains: Sequence[float]) -> None:
         """Record whether a try has paid, if there was one."""
@@ -308,9 +307,8 @@ class CostAwarePolicy(BasePolicy):
         """Take in the plain rounds that were only noted so far."""
         plain, self._plain = self._plain, PlainRounds()
         if rounds := len(plain.seconds):
-            texts = [text.account for text in self._texts.values()]
             before = self.costs.plain_seconds(plain.batch_size)
-            seconds = self._beliefs.learn_plain(plain, texts, self._timing.counted)
+            seconds = self._beliefs.learn_plain(plain, self._timing.counted)
             self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
             self._timing.note(0, plain.seconds[-1] / before)
 
@@ -337,11 +335,11 @@ class CostAwarePolicy(BasePolicy):
             return self._rounds_of_rest(requests, texts)
         for request, own in zip(requests, offers, strict=True):
             self._outlook.price(request, own, batch_size)
-        credit = self._outlook.may_lose(texts)
+        credit = self._beliefs.account.stake
         found, best, offered = None, list[Offer](), list[Text]()
         if credit > 0.0:
             for text, own in zip(texts, offers, strict=True):
-                usable = [offer for offer in own if self._outlook.can_pay(offer, text)]
+                usable = [offer for offer in own if self._outlook.can_pay(offer)]
                 if usable:
                     best.append(self._valuation.better(usable, batch_size))
                     offered.append(text)

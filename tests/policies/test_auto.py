@@ -16,16 +16,15 @@ from forerun.core import Draft, Origin, PlainReason, Request, RoundTimes, Verdic
 from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
-from forerun.policies import cost_aware, stretch
+from forerun.policies import auto, stretch
 from forerun.policies.acceptance import Acceptance
-from forerun.policies.account import Account
-from forerun.policies.beliefs import Beliefs
-from forerun.policies.cost_aware import CostAwareOptions, CostAwarePolicy
+from forerun.policies.auto import AutoOptions, AutoPolicy
+from forerun.policies.beliefs import Beliefs, Member
+from forerun.policies.budget import Account
 from forerun.policies.costs import Curve, DraftTimes, LiveCosts
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.lengths import ALONE, Offer, best_lengths
 from forerun.policies.memory import Memory, recall
-from forerun.policies.texts import Member
 from forerun.testing import ToyModel
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
@@ -38,12 +37,12 @@ MOST_LOST = 0.04 * (128 + 20) + 1.0
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning takes no time in a simulated world."""
-    monkeypatch.setattr(cost_aware, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(auto, "perf_counter", lambda: 0.0)
 
 
-def policy(world: World | None = None, batch_size: int = 1) -> CostAwarePolicy:
+def policy(world: World | None = None, batch_size: int = 1) -> AutoPolicy:
     """One that knows the costs of forwards in a world, and nothing of drafts."""
-    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False))
+    made = AutoPolicy(None, AutoOptions(calibrate=False))
     if world is not None:
         rows = itertools.product((1, 2, 3, 4, 5, 6, 8, 10, 13, 17), {1, batch_size})
         table = CostTable.from_rows((n, b, 0, world.forward(n * b)) for n, b in rows)
@@ -232,7 +231,7 @@ def test_nothing_found_is_the_reason_given() -> None:
 
 def test_decisions_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
     world = World(SimulatedDrafter(rate=lambda _: 0.9))
-    made = CostAwarePolicy(None, CostAwareOptions(calibrate=False, log_decisions=True))
+    made = AutoPolicy(None, AutoOptions(calibrate=False, log_decisions=True))
     with caplog.at_level(logging.INFO, "forerun.policies"):
         world.run(made, [200])
     assert "are expected to be accepted" in caplog.text

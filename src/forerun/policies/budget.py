@@ -1,0 +1,138 @@
+"""Time that drafts may lose: an account for all of them, and a schedule of tries for each drafter.
+
+Drafts that are expected to pay may lose what the account holds: what learning costs, a share of all time, and
+earlier gains. Those that are not are tried after pauses that grow and never end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+# Rounds without a try: after the first one that failed, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 12, 1024
+# Share of the first requests' time that may be lost in learning, beyond the first SHORT plain rounds of each:
+# nothing is learned in an answer that ends there.
+TUITION, SHORT = 0.05, 8.0
+# Share of the credit that a round may lose, and plain rounds that it may lose while there are so many.
+STAKE, SHORT_DRAFT = 0.3, 0.8
+# Share of a plain round beyond which planning time is taken for an interruption.
+MOST_PLANNING = 0.2
+# Bounds of the credit, in plain rounds. Losses below LEAST are forgiven: drafts are only tried if they can be
+# paid for, so those losses were mostly noise. A file restores at most RESTORED.
+LEAST, MOST, RESTORED = -1.0, 10.0, 8.0
+
+
+class Account:
+    """Time that may still be lost, in plain rounds.
+
+    Args:
+        share: share of all time that is credited, and with it of a request's expected time in advance,
+            because drafts are best tried early in a text.
+        tuition: credit for learning beyond that, in all; TUITION of each request's time.
+    """
+
+    def __init__(self, share: float, tuition: float) -> None:
+        self._share, self._tuition = share, tuition
+        self.credit, self._advanced = 0.0, 0.0
+
+    @property
+    def learned(self) -> list[float]:
+        """Credit and tuition left, ready for JSON."""
+        return [self.credit, self._tuition]
+
+    def restore(self, learned: Any) -> None:
+        """Start from the values that `learned` returned; no file raises what a new account may lose."""
+        credit, tuition = map(float, learned)
+        if not (math.isfinite(credit) and math.isfinite(tuition)):
+            raise ValueError("an account")
+        self.credit = min(max(credit, LEAST), RESTORED)
+        self._tuition = min(max(tuition, 0.0), self._tuition)
+
+    def grant(self, seconds: float) -> None:
+        """Credit a request of `seconds`, in plain rounds, in advance."""
+        tuition = min(TUITION * max(seconds - SHORT, 0.0), self._tuition)
+        more = max(min(self._share * seconds - self._advanced, MOST - self.credit), 0.0)
+        self._tuition -= tuition
+        self._advanced += more
+        self.credit += tuition + more
+
+    @property
+    def stake(self) -> float:
+        """Plain rounds that the next round may lose.
+
+        A share, so that a text may begin badly, but enough for a short draft.
+        """
+        return max(STAKE * self.credit, min(self.credit, SHORT_DRAFT))
+
+    def charge(self, loss: float) -> None:
+        """Subtract a loss outside of rounds."""
+        self.credit = max(self.credit - loss, LEAST)
+
+    def settle(self, tokens: float, elapsed: float, planning: float) -> None:
+        """Take in some rounds.
+
+        Args:
+            tokens: tokens that they emitted, on average over their requests.
+            elapsed: their time, in plain rounds.
+            planning: time of planning them, in plain rounds.
+        """
+        gain = tokens - elapsed - min(planning, MOST_PLANNING * tokens)
+        due = self._share * elapsed
+        repaid = min(due, self._advanced)
+        self._advanced -= repaid
+        # The first credit may be above the bound for gains.
+        most = max(MOST, self.credit)
+        self.credit = min(max(self.credit + due - repaid + gain, LEAST), most)
+
+
+class Trials:
+    """Schedule of one drafter's tries.
+
+    Attributes:
+        pause: rounds between tries; 0 for a drafter that was not given up.
+        waited: rounds since the last try.
+    """
+
+    def __init__(self) -> None:
+        self.pause, self.waited = 0, 0
+
+    @property
+    def rounds_left(self) -> int:
+        """Number of rounds until the next try."""
+        return self.pause - self.waited
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if a try has failed since drafts were last expected to pay, or is long overdue."""
+        return self.pause > FIRST_PAUSE or self.waited > 2 * FIRST_PAUSE
+
+    def wait(self, rounds: int = 1) -> None:
+        """Count rounds in which the drafter could have drafted but was not expected to pay."""
+        if not self.pause:
+            self.pause = FIRST_PAUSE
+        self.waited += rounds
+
+    def fail(self) -> None:
+        """Record a try that has not paid."""
+        self.pause = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self.waited = 0
+
+    def succeed(self) -> None:
+        """Record a try that has paid: the next comes at once."""
+        self.waited = self.pause
+
+    def reset(self) -> None:
+        """Record that drafts are expected to pay again."""
+        self.pause, self.waited = 0, 0
+
+    @property
+    def learned(self) -> list[int]:
+        """Pause and waited rounds, ready for JSON."""
+        return [self.pause, self.waited]
+
+    def restore(self, learned: Any) -> None:
+        """Start from the values that `learned` returned; other values are ignored."""
+        pause, waited = map(int, learned)
+        if 0 <= pause <= LONGEST_PAUSE and waited >= 0:
+            self.pause, self.waited = pause, min(waited, LONGEST_PAUSE)
