@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from forerun.files import atomic_path, write_text
 from forerun.heads.few_bits import SCALES, packed
 from forerun.heads.files import CARD, OWN, HeadFiles, write_head
-from forerun.training.card import CERTIFICATE, PICTURE
+from forerun.training.result import CERTIFICATE, PICTURE
 from forerun_peers.gguf_export import write_gguf
 from recipes.corpus import END_OF_TEXT
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forerun.files import atomic_path
-from forerun.training.losses import distillation_loss, next_token_loss
-from forerun.training.windows import Phase, Windows, WindowSettings, window_trainer
 from recipes.corpus import (
     encode,
     read_modules,
@@ -31,6 +29,14 @@ from recipes.corpus import (
 from recipes.evaluate import evaluate_pair
 from recipes.heldout import cut_prompts, save_prompts
 from recipes.publish import publish_gguf, publish_licence, publish_model, write_json
+from recipes.windows import (
+    Phase,
+    Windows,
+    WindowSettings,
+    distillation_loss,
+    next_token_loss,
+    window_trainer,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from forerun.errors import ConfigError
 from forerun.files import atomic_path, read_text, write_text
 from forerun.models.placement import Placement
 from forerun.options import pick
-from forerun.training.drafter_run import DrafterRun, Report
-from forerun.training.drafter_settings import DRAFTER_SETTINGS, settings_of
+from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Trainer
-from forerun.training.recipes import RECIPES
 from forerun.training.records import RECORDS
+from forerun.training.result import Report
+from forerun.training.settings import DRAFTER_SETTINGS, settings_of
 
 KIND = "eagle3"
 # A GPU takes more at once than the CPU that the defaults are for; a minute holds two validations.
@@ -134,7 +134,7 @@ class TimedRun(DrafterRun):
     ) -> None:
         self.output, self.ended_by, self.steps = output, "budget", 0
         self._device = device
-        super().__init__(RECIPES[KIND], own, settings, model, data, out, self._validated)
+        super().__init__(KIND, own, settings, model, data, out, self._validated)
 
     def _load_target(self) -> CausalLM:
         run = self.checkpoint.run_config(Placement("bf16", self._device, "torch"))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.training.drafter_run import DrafterRun, OnValidated
-from forerun.training.drafter_settings import DRAFTER_SETTINGS, settings_of
-from forerun.training.recipes import RECIPES
+from forerun.training.settings import DRAFTER_SETTINGS, settings_of
 from tests.helpers.tiny_models import LLAMA_LIKE, VOCAB, random_model, tiny_config
 from tests.helpers.toy_chat import toy_tokenizer
 
@@ -74,5 +73,5 @@ def run_of(
     if kind != "draft":
         values = {"draft_vocab_size": 40, **values}
     shape = DRAFTER_SETTINGS[kind](**{**OWN[kind], **(own or {})})
-    recipe, read = RECIPES[kind], settings_of(kind)(**values)
-    return DrafterRun(recipe, shape, read, model, [data], out, on_validated, begin_with)
+    read = settings_of(kind)(**values)
+    return DrafterRun(kind, shape, read, model, [data], out, on_validated, begin_with)

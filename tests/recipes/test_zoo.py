@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forerun
 from forerun.models.config import as_transformers
-from forerun.training.windows import Phase, Windows, window_trainer
 from recipes import zoo
 from recipes.corpus import read_modules
+from recipes.windows import Phase, Windows, window_trainer
 from recipes.zoo import DISTILLATION_SETTINGS, DRAFT_SETTINGS, TARGET_SETTINGS, Shape
 from tests.helpers.gguf_files import read_by_transformers
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forerun.training.curve import draw, read_curve
+from forerun.training.result import draw, read_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,8 +13,8 @@ import torch
 from forerun.contracts import CausalLM
 from forerun.heads.files import HeadFiles
 from forerun.models.placement import RunConfig
-from forerun.training.drafter_run import DrafterRun, Report
-from forerun.training.recipes import RECIPES
+from forerun.training.drafter_run import RECIPES, DrafterRun
+from forerun.training.result import Report
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.pretend_device import pretended
 

@@ -15,7 +15,7 @@ from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.conversations import Conversation, ConversationBatch
-from forerun.training.draft import DraftModule, DraftObjective
+from forerun.training.draft import DraftModule, TextObjective
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.target import Teacher
 from tests.helpers.drafter_runs import run_of, save_data, save_target
@@ -146,7 +146,7 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
             [Conversation(tuple(prompt), tuple(answer), "chat", temperature)]
         )
         teacher = Teacher(run.target, (), torch.arange(VOCAB))
-        objective = DraftObjective(module, teacher, steps=3)
+        objective = TextObjective(module, teacher, steps=3)
         lesson = teacher.show(batch, best=True)
         assert lesson.best is not None
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():

@@ -21,10 +21,12 @@ from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ConversationBatch
-from forerun.training.drafter_run import DrafterRun, Report
+from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Part
+from forerun.training.objective import Drafts, Objective
 from forerun.training.processes import Processes, join
-from forerun.training.recipes import RECIPES
+from forerun.training.result import Report
+from forerun.training.target import Lesson
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
@@ -74,7 +76,7 @@ def test_any_model_gets_a_drafter(
         dtype="fp32",
     )
     assert engine.drafter is not None
-    assert engine.drafter.name == RECIPES[kind].__name__
+    assert engine.drafter.name == run.kind
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
     prompt = [3, 14, 15, 9, 2, 6]
     completion = engine.generate(prompt, params)
@@ -142,8 +144,9 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
     run = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts))
     objective, calls = run.head.objective, []
 
-    class Breaks:
-        evaluate = objective.evaluate
+    class Breaks(Objective):
+        def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+            return objective.drafts(lesson, training=training)
 
         def __call__(self, batch: ConversationBatch) -> Part:
             calls.append(batch)
@@ -151,7 +154,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
                 raise BreakError
             return objective(batch)
 
-    run.head = replace(run.head, objective=Breaks())
+    run.head = replace(run.head, objective=Breaks(objective.teacher))
     with pytest.raises(BreakError):
         run.run()
     assert len(parts) == 3
@@ -284,8 +287,9 @@ def test_nonsense_stops_at_the_last_good_state(
     run = run_of("medusa", targets["llama"], data, tmp_path)
     objective, calls = run.head.objective, []
 
-    class Spoils:
-        evaluate = objective.evaluate
+    class Spoils(Objective):
+        def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+            return objective.drafts(lesson, training=training)
 
         def __call__(self, batch: ConversationBatch) -> Part:
             calls.append(batch)
@@ -298,7 +302,7 @@ def test_nonsense_stops_at_the_last_good_state(
             weight = next(run.head.module.parameters())
             return replace(part, total=part.total + (weight.sum() * 0).clamp(min=0).sqrt())
 
-    run.head = replace(run.head, objective=Spoils())
+    run.head = replace(run.head, objective=Spoils(objective.teacher))
     with pytest.raises(TrainingError, match=r"at step 3; the state of step 3 is in state\.pt"):
         run.run()
     state = torch.load(tmp_path / "training" / "state.pt", weights_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from forerun.core import Batch
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Conversation, ConversationBatch
-from forerun.training.evaluation import Drafts, evaluate
+from forerun.training.objective import Drafts, evaluate
 from forerun.training.target import Lesson, Teacher
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
 

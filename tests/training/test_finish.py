@@ -15,9 +15,9 @@ from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import Conversation
-from forerun.training.drafter_settings import FinishSettings
 from forerun.training.finish import RANKS, add_proofs, finish
 from forerun.training.real_run import spread_prompts
+from forerun.training.settings import FinishSettings
 from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
 
 KINDS = ("dspark", "eagle3", "medusa")
@@ -155,6 +155,8 @@ def test_better_weights_have_no_earlier_findings(target: str, data: str, tmp_pat
     add_proofs(run, [], "# A certificate")
     assert (tmp_path / "certificate.md").exists()
     assert (tmp_path / "curve.svg").exists()
+    run.report.forget_measurements()
+    run.measured.clear()
     run.write()
     assert not (tmp_path / "certificate.md").exists()
     assert not (tmp_path / "curve.svg").exists()

@@ -14,9 +14,9 @@ from torch import nn
 
 from forerun.errors import TrainingError
 from forerun.training import drafter_run
-from forerun.training.drafter_run import Report
 from forerun.training.loop import Trainer, learning_rate_factor
-from forerun.training.windows import Windows, WindowSettings, window_trainer
+from forerun.training.result import Report
+from recipes.windows import Windows, WindowSettings, window_trainer
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 
 

@@ -59,7 +59,7 @@ def objective(name: str, spread: float = 0.0) -> MedusaObjective:
     module = MedusaModule(config, rows)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in module.blocks.parameters():
+        for parameter in module.get_submodule("blocks").parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=spread)
     return MedusaObjective(module, teacher, rows, density=1.0)
 

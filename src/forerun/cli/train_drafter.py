@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,13 @@ from forerun.cli.quiet import quiet_libraries
 from forerun.cli.results import give
 from forerun.cli.train_data import data_of
 from forerun.options import pick
-from forerun.report.result import Result, Sentence
-from forerun.training.drafter_settings import DRAFTER_SETTINGS, FinishSettings, settings_of
+from forerun.training.settings import DRAFTER_SETTINGS, FinishSettings, named, settings_of
 
 if TYPE_CHECKING:
-    from forerun.training.drafter_run import DrafterRun, Report
+    from forerun.training.drafter_run import DrafterRun
+    from forerun.training.result import Report
 
 _SECTION = "Training"
-DEFECT_FOUND = 1
 
 
 def train_drafter(kind: str, **values: Any) -> int:
@@ -40,7 +39,7 @@ def train_drafter(kind: str, **values: Any) -> int:
     quiet_libraries()
     from forerun.training.drafter_run import DrafterRun
     from forerun.training.finish import finish
-    from forerun.training.recipes import RECIPES
+    from forerun.training.result import result_of
 
     set_threads(values)
     model = values["name"]
@@ -49,25 +48,16 @@ def train_drafter(kind: str, **values: Any) -> int:
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
     with bars():
-        run = DrafterRun(
-            RECIPES[kind], own, settings, model, data, out, _show, values["begin_with"]
-        )
+        run = DrafterRun(kind, own, settings, model, data, out, _show, values["begin_with"])
         # Nobody else trains in the directory before the last figure is written.
         with run.locked():
-            report = run.run()
+            run.run()
             if not run.processes.first:
                 return 0
             measured = finish(run, in_the_end)
             if in_the_end.prove:
                 measured = _prove(run, in_the_end.prove_tokens)
-    content = _content(out, report, measured)
-    passed = all(proof["passed"] for proof in content["proofs"])
-    result = Result(
-        content=content,
-        answers=list(_in_words(kind, content)),
-        exit_code=0 if passed else DEFECT_FOUND,
-    )
-    return give(result, values, run.target.device)
+    return give(result_of(run.kind, str(out), measured), values, run.target.device)
 
 
 def _prove(run: DrafterRun, num_tokens: int) -> Mapping[str, Any]:
@@ -90,61 +80,6 @@ def _show(report: Report, loss: float, rate: float) -> None:
     )
 
 
-def _content(out: Path, report: Report, own: Mapping[str, Any]) -> dict[str, Any]:
-    measured = own["report"]
-    return {
-        "output": str(out),
-        "acceptance_length": report.mean_length,
-        "lengths": dict(report.lengths),
-        "untrained_lengths": dict(report.untrained),
-        "contexts": measured["contexts"],
-        "real_run": measured.get("real_run", {}),
-        "proofs": own.get("proofs", []),
-        "conversations": dict(report.conversations),
-        "weight_bytes": report.weight_bytes,
-        "trained_bytes": report.trained_bytes,
-        "curve": [list(point) for point in report.curve],
-        **vars(report.progress),
-    }
-
-
-def _in_words(kind: str, content: Mapping[str, Any]) -> Iterator[str | Sentence]:
-    yield (
-        f"{content['output']}: {_named(kind)} after {content['steps']} steps, {content['tokens']} tokens "
-        f"and {content['seconds'] / 60:.0f} minutes; {content['weight_bytes'] / 1e6:.1f} MB, of which "
-        f"{content['trained_bytes'] / 1e6:.1f} MB were trained"
-    )
-    untrained: Mapping[str, float] = content["untrained_lengths"]
-    lengths = [
-        f"{category:32} {length:.2f} ({untrained.get(category, 1.0):.2f})"
-        for category, length in content["lengths"].items()
-    ]
-    yield Sentence("acceptance length on held-out conversations (untrained in brackets):", lengths)
-    for real in content["real_run"].get("runs", ()):
-        length = real["mean_acceptance_length"]
-        yield (
-            f"a real run at temperature {real['temperature']:g}: "
-            f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
-            f"{real['speedup']:.2f} x plain decoding{_equality(real)}"
-        )
-    for proof in content["proofs"]:
-        drawn = ", ".join(f"{name} {value:g}" for name, value in proof["sampling"].items())
-        yield f"proof at {drawn}: {'no defect found' if proof['passed'] else 'not exact'}"
-
-
-def _equality(real: Mapping[str, Any]) -> str:
-    if real["identical"] is None:
-        return ""
-    return f", {real['identical']} of {real['prompts']} answers equal to it"
-
-
-def _named(kind: str) -> str:
-    """What the command of a kind makes."""
-    if kind == "draft":
-        return "a draft model"
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} head"
-
-
 def command_for(kind: str) -> Command:
     """The command that trains drafters of a kind."""
 
@@ -159,7 +94,7 @@ def command_for(kind: str) -> Command:
         kind,
         params=_options(kind),
         callback=train,
-        help=f"""Train {_named(kind)} for MODEL from its own answers.
+        help=f"""Train {named(kind)} for MODEL from its own answers.
 
         MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
         'forerun train data MODEL' has written, which it does first where nothing is. Training shows the

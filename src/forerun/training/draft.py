@@ -7,8 +7,9 @@ its embedding and its output head.
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,23 +17,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import AutoConfig
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, TrainingError
 from forerun.heads.layers import borrowed_rows
-from forerun.models.architecture import LLAMA_LIKE, Architecture
+from forerun.models.architecture import LLAMA_LIKE, Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import as_transformers
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
-from forerun.training.acceptance import AcceptanceTable
 from forerun.training.compiled import in_bf16
-from forerun.training.conversations import ConversationBatch
-from forerun.training.evaluation import Drafts, evaluate
-from forerun.training.loop import Part
-from forerun.training.losses import kl_share, rejection_loss
+from forerun.training.objective import Drafts, Objective
 from forerun.training.published import DEVIATION, PublishedModule, hang
+from forerun.training.settings import DraftSettings
 from forerun.training.target import Lesson, Teacher
+from forerun.training.untrained import Untrained, layer_config
 
 EMBEDDING = "model.embed_tokens.weight"
 _PREFIX = "model."
@@ -79,7 +79,7 @@ class ReadsText(Protocol):
         """Input of the output head after each token, [B, S, hidden_size]."""
 
 
-class DraftObjective:
+class TextObjective(Objective):
     """Training objective of a draft model, or of an adapter that reads the target's states.
 
     The module learns the target's row for every token of the answers.
@@ -94,27 +94,10 @@ class DraftObjective:
     def __init__(
         self, module: ReadsText, teacher: Teacher, *, steps: int, layer: int | None = None
     ) -> None:
-        self.module, self.teacher, self.steps, self.layer = module, teacher, steps, layer
+        super().__init__(teacher)
+        self.module, self.steps, self.layer = module, steps, layer
 
-    def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejection probability, mixed with KL.
-
-        The share of KL, λ = exp(-3 α), is larger the lower the acceptance α (as in speculators'
-        lk_hybrid).
-        """
-        lesson = self.teacher.show(batch)
-        drafts = self.drafts(lesson)
-        ((_, factors),) = drafts.factors
-        share = kl_share(factors, lesson.probs, drafts.targets)
-        weights = torch.ones_like(drafts.targets, dtype=torch.float)
-        total, _ = rejection_loss(factors, lesson.probs, drafts.targets, weights, share)
-        return Part(total, float(len(weights)), batch.tokens)
-
-    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
-        return evaluate(self.teacher, self.drafts, batches, ranks)
-
-    def drafts(self, lesson: Lesson) -> Drafts:
+    def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts on a batch, one after another, so that every token of an answer is in one."""
         texts = lesson.batch.token_ids if self.layer is None else lesson.hidden[self.layer]
         with in_bf16(texts.device):
@@ -129,9 +112,8 @@ class DraftObjective:
         there = targets >= 0
         rows = torch.arange(len(wanted), device=device).repeat_interleave(begins.shape[1])
         predicting = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
-        every = torch.ones(len(predicting), dtype=torch.bool, device=device)
         factors = [(predicting.bfloat16(), self.module.output.bfloat16())]
-        return Drafts(rows, begins.flatten() + 1, there, targets[there], [(every, factors)])
+        return Drafts.of(rows, begins.flatten() + 1, there, targets[there], factors)
 
 
 def spread(num_layers: int, count: int) -> list[int]:
@@ -204,3 +186,71 @@ def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def draft_model(
+    target: CausalLM, ids: Tensor, own: DraftSettings, checkpoint: Checkpoint
+) -> Untrained:
+    """A draft model made of some of the target's layers, or a small Llama initialized at random.
+
+    Layers are taken from a Llama-like target of equal hidden size. A random Llama takes the target's
+    embedding and output head if the hidden sizes are equal.
+
+    Raises:
+        TrainingError: for an odd hidden size, and for a model with no fewer parameters than the target.
+    """
+    size = own.hidden_size or target.hidden_size
+    layers = own.layers or max(1, min(4, target.num_layers // 2))
+    if size % 2:
+        raise TrainingError(
+            f"hidden_size is {size}; it must be even, so that pairs of numbers are rotated."
+        )
+    text = checkpoint.config.get_text_config()
+    tied = own.tied_embeddings == "yes"
+    if own.tied_embeddings == "auto":
+        tied = checkpoint.architecture.tied if checkpoint.native else text.tie_word_embeddings
+    picked = spread(target.num_layers, layers) if begins_as_target(checkpoint, size) else None
+    if picked is not None:
+        config = config_like(checkpoint.config, picked, tied=tied)
+    else:
+        config = _small_llama(target, checkpoint, layers, size, tied=tied)
+    shape = read_architecture(config)
+    _refuse_larger(shape, checkpoint)
+    embeddings = embeddings_of(target, tied=tied) if size == target.hidden_size else {}
+    begins = layers_of(checkpoint, picked) if picked is not None else {}
+    module = DraftModule(shape, {**begins, **embeddings})
+    for name in embeddings:
+        module.get_parameter(name).requires_grad_(own.train_embeddings)
+    return Untrained(
+        module,
+        TextObjective(module, Teacher(target, (), ids), steps=own.steps),
+        json.loads(config.to_json_string()),
+        (),
+        module.state_dict,
+        tokenizer_files(checkpoint.tokenizer),
+    )
+
+
+def _refuse_larger(shape: Architecture, target: Checkpoint) -> None:
+    ours, theirs = layout_of(shape).num_parameters(), target.summary.parameters
+    if ours >= theirs:
+        raise TrainingError(
+            f"layers {shape.num_layers} and hidden_size {shape.hidden_size} make a draft model of {ours} "
+            f"parameters, no smaller than {target.name} ({theirs}); give fewer layers, or a smaller hidden "
+            "size."
+        )
+
+
+def _small_llama(
+    target: CausalLM, checkpoint: Checkpoint, layers: int, size: int, *, tied: bool
+) -> Any:
+    """Config of a small Llama with the target's vocabulary."""
+    content = {
+        **layer_config(target, checkpoint, size),
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": sorted(checkpoint.eos_token_ids),
+    }
+    return AutoConfig.for_model("llama", **content)

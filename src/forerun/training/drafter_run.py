@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
-from forerun.heads.files import CARD, OWN, open_head, write_head
+from forerun.files import atomic_path
+from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
+from forerun.heads.layers import draft_ids
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu.threads import num_threads
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
-from forerun.training.card import CERTIFICATE, PICTURE, card_of
 from forerun.training.conversations import (
     BatchStream,
     Conversation,
@@ -28,56 +30,31 @@ from forerun.training.conversations import (
     held_out,
     read_conversations,
 )
-from forerun.training.drafter_settings import DrafterSettings, HeadSettings
-from forerun.training.earlier import (
-    broken,
-    ids_of,
-    read_object,
-    take_weights,
-    tokens_of,
-    write_object,
-)
+from forerun.training.draft import draft_model
+from forerun.training.dspark import dspark
+from forerun.training.eagle3 import eagle3
+from forerun.training.layer_skip import layer_skip
 from forerun.training.loop import Progress, Trainer, TrainingSettings
+from forerun.training.medusa import medusa
 from forerun.training.processes import join, locked
-from forerun.training.recipes import Recipe, Untrained, draft_ids
+from forerun.training.result import CERTIFICATE, PICTURE, Report, card_of, draw
+from forerun.training.settings import DrafterSettings, HeadSettings
+from forerun.training.untrained import Untrained, frequent_ids
 
+RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] = {
+    "draft": draft_model,
+    "dspark": dspark,
+    "eagle3": eagle3,
+    "layer_skip": layer_skip,
+    "medusa": medusa,
+}
+"""Function that makes an untrained drafter of each kind."""
+METHODS = {"draft": "draft_model"}
+"""Names of methods that are not the kind of their drafter."""
 _UNLIMITED = 10**15
+_MEASURED = ("curve_by_category", "contexts", "confidence_errors", "real_run")
 WORK = "training"
 """Folder in a drafter's directory with the state that a run resumes from."""
-
-
-@dataclass
-class Report:
-    """The result of a training run.
-
-    Args:
-        lengths: expected acceptance length on held-out text by category, at the best validation.
-        positions: acceptance of each token of the draft by category.
-        untrained: acceptance lengths before training.
-        progress: progress of the training.
-        conversations: number of conversations read, by use (trained on, held out, left out).
-        weight_bytes: bytes of all tensors as written.
-        trained_bytes: bytes of the trained tensors; the others are the target's.
-        curve: points of the mean acceptance length: minutes of training, tokens, length.
-    """
-
-    lengths: Mapping[str, float] = field(default_factory=dict)
-    positions: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    untrained: Mapping[str, float] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
-    conversations: Mapping[str, int] = field(default_factory=dict)
-    weight_bytes: int = 0
-    trained_bytes: int = 0
-    curve: list[tuple[float, int, float]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a flat dictionary, ready for JSON."""
-        own = {name: value for name, value in vars(self).items() if name != "progress"}
-        return {**own, **vars(self.progress)}
-
-    @property
-    def mean_length(self) -> float:
-        return sum(self.lengths.values()) / len(self.lengths) if self.lengths else 1.0
 
 
 OnValidated = Callable[[Report, float, float], None]
@@ -88,7 +65,7 @@ class DrafterRun:
     """One training of a head or a draft model, from the files of conversations to its directory.
 
     Args:
-        recipe: recipe for the kind of drafter.
+        kind: kind of the drafter, a key of `RECIPES`.
         own: settings of that kind of drafter.
         settings: settings that all kinds share.
         model: name or path of the target.
@@ -97,13 +74,18 @@ class DrafterRun:
         on_validated: called after each validation.
         begin_with: directory of a drafter of this kind, whose weights training begins with.
 
+    Attributes:
+        kind: name of the method that drafts with the drafter.
+        report: figures of the training.
+        measured: further entries of forerun.json, measured of the weights as they are written.
+
     Raises:
         ForerunError: for unusable input, before any training.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        kind: str,
         own: Any,
         settings: DrafterSettings,
         model: str,
@@ -115,7 +97,8 @@ class DrafterRun:
         self.processes, self._locked = join(), False
         self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
-        self._recipe, self._on_validated = recipe, on_validated
+        self.kind, self._on_validated = METHODS.get(kind, kind), on_validated
+        self.measured: dict[str, Any] = {}
         kept = read_conversations(
             data,
             self.checkpoint.summary.vocab_size,
@@ -134,13 +117,13 @@ class DrafterRun:
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
         self._threads = threads_of(self.target.device, settings.micro_batches)
-        earlier = None if begin_with is None else open_head(begin_with, recipe.__name__)
-        self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
-        self.head: Untrained = recipe(self.target, self.ids, own, self.checkpoint)
+        earlier = None if begin_with is None else open_head(begin_with, self.kind)
+        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
+        self.head = RECIPES[kind](self.target, self.ids, own, self.checkpoint)
         self._begun_tokens = 0
         if earlier is not None:
             take_weights(self.head, earlier)
-            self._begun_tokens = tokens_of(earlier)
+            self._begun_tokens = _tokens_of(earlier)
         self.head.module.to(self.target.device)
         self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
         self._best, self._stale, self._due = 0.0, 0, 0.0
@@ -199,11 +182,6 @@ class DrafterRun:
             self._judge(trainer)
         return self.report
 
-    @property
-    def kind(self) -> str:
-        """Kind of the drafter, which is the name of the method that drafts with it."""
-        return self._recipe.__name__
-
     def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
         """The micro-batches of the next step; see `loop.Source`."""
         count = self.settings.micro_batches
@@ -231,43 +209,55 @@ class DrafterRun:
             self._best = table.mean_length
             report.lengths, report.positions = table.lengths, table.positions
             report.progress = Progress(**vars(progress))
+            report.forget_measurements()
+            self.measured.clear()
             if self.processes.first:
                 self.write()
-        self._remember()
+        self.remember()
         trainer.save()
         if self._on_validated is not None and self.processes.first:
             self._on_validated(report, trainer.last_loss, self._rate)
 
-    def write(self) -> None:
-        """Write the drafter's directory: config, weights, forerun.json, and the card.
+    def write(self, texts: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, Any]:
+        """Write the drafter's directory: config, weights, forerun.json, the card, and a plot at the end.
+
+        Args:
+            texts: further files by name.
+
+        Returns:
+            The content of forerun.json.
 
         Raises:
             CheckpointError: if it cannot be written; the earlier files then stay.
         """
-        tensors = _stored(self.head)
-        recipe = self._recipe_facts()
+        recipe, report = self._recipe_facts(), self.report
         if isinstance(self.settings, HeadSettings):
             # The number in use differs from the setting if the target has fewer tokens, or if training
             # began with another head.
             recipe["settings"]["draft_vocab_size"] = len(self.ids)
         if self._begun_tokens:
             recipe["begun_with_tokens"] = self._begun_tokens
-        own = {
+        content = {
             "format_version": 1,
             "target": self._target_facts(),
             "hidden_layers": list(self.head.hidden_layers),
             "recipe": recipe,
-            "report": self.report.as_dict(),
+            "report": report.as_dict(),
+            **self.measured,
         }
-        texts: dict[str, str | bytes] = {
-            **self.head.files,
-            OWN: json.dumps(own, indent=2) + "\n",
-            CARD: card_of(self.kind, own),
-        }
-        write_head(self.out, self.head.config, tensors, texts)
-        # These files belong to earlier weights.
-        for name in (CERTIFICATE, PICTURE):
+        text = json.dumps(content, indent=2) + "\n"
+        own: dict[str, Any] = json.loads(text)
+        files: dict[str, str | bytes] = {**self.head.files, **texts}
+        files |= {OWN: text, CARD: card_of(self.kind, own)}
+        if report.curve_by_category:
+            title = f"{self.kind} for {self.checkpoint.name}: acceptance length on held-out text"
+            files[PICTURE] = draw(report.curve_by_category, title)
+        write_head(self.out, self.head.config, _stored(self.head), files)
+        # Otherwise these files belong to earlier weights.
+        kept = {PICTURE: report.curve_by_category, CERTIFICATE: "proofs" in own}
+        for name in (name for name, there in kept.items() if not there):
             (self.out / name).unlink(missing_ok=True)
+        return own
 
     def evaluate(self, ranks: int = 0) -> AcceptanceTable:
         """Measure acceptance on the held-out conversations.
@@ -298,7 +288,7 @@ class DrafterRun:
             return torch.arange(vocab_size)
         answers = torch.tensor([token for c in train for token in c.answer_ids])
         counts = torch.bincount(answers, minlength=vocab_size)
-        return draft_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
+        return frequent_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
 
     def _training_settings(self) -> TrainingSettings:
         own = self.settings
@@ -340,19 +330,19 @@ class DrafterRun:
         # A run may continue with a larger budget. Any other change would make another drafter.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
-        if path.exists() and read_object(path) != facts:
+        if path.exists() and _read_object(path) != facts:
             raise TrainingError(
                 f"{path.parent} holds a training by other settings; give another directory, or delete "
                 "that folder to start again."
             )
         if self.processes.first:
-            write_object(path, facts)
+            _write_object(path, facts)
 
-    def _remember(self) -> None:
-        """Save the validations for a run that resumes."""
+    def remember(self) -> None:
+        """Save the validations and measurements for a run that resumes."""
         if self.processes.first:
-            content = {**vars(self.report), "progress": asdict(self.report.progress)}
-            write_object(self.out / WORK / "curve.json", {"best": self._best, **content})
+            content = {**asdict(self.report), "best": self._best, "measured": self.measured}
+            _write_object(self.out / WORK / "curve.json", content)
 
     def _resume(self, path: Path, progress: Progress) -> None:
         """Load the validations of an earlier run, up to the step of its state."""
@@ -360,15 +350,16 @@ class DrafterRun:
             path.unlink(missing_ok=True)
         if not progress.steps or not path.exists():
             return
-        content = read_object(path)
+        content = _read_object(path)
         try:
             self._best = float(content["best"])
             points = [(float(m), int(t), float(n)) for m, t, n in content["curve"]]
-            for name in ("lengths", "positions", "untrained"):
-                setattr(self.report, name, dict(content[name]))
+            for name in ("lengths", "positions", "untrained", *_MEASURED):
+                setattr(self.report, name, content[name])
+            self.measured = dict(content["measured"])
             self.report.progress = Progress(**content["progress"])
         except (KeyError, TypeError, ValueError) as error:
-            raise broken(path) from error
+            raise _broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]
         lengths = [length for _, _, length in self.report.curve]
         if lengths:
@@ -399,3 +390,73 @@ def _bytes_of(drafter: Untrained) -> tuple[int, int]:
     sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
     trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
     return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
+
+
+def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
+    """Ids of the target's tokens that a head can draft."""
+    if "d2t" not in head.tensors:
+        return torch.arange(target.vocab_size)
+    return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
+
+
+def _tokens_of(head: HeadFiles) -> int:
+    """Number of tokens that a head and its predecessors were trained on; 0 if its files do not say."""
+    parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
+    found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
+    return sum(tokens for tokens in found if isinstance(tokens, int))
+
+
+def take_weights(made: Untrained, head: HeadFiles) -> None:
+    """Load an earlier drafter's weights into a new one, which keeps untrained weights that it lacks.
+
+    Raises:
+        TrainingError: for weights of another shape.
+    """
+    wanted = made.module.state_dict()
+    lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
+    own = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    given = {**lent, **own}
+    differ = [
+        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+    ]
+    if differ:
+        raise TrainingError(
+            f"{head.name} is of another shape ({differ[0]} differs); give the settings that it was "
+            "made with, as its forerun.json has them."
+        )
+    made.module.load_state_dict(given)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file of an earlier run.
+
+    Raises:
+        TrainingError: for a broken file.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(path) from error
+    if not isinstance(content, dict):
+        raise _broken(path)
+    return content
+
+
+def _broken(path: Path) -> TrainingError:
+    """The error for a broken file of an earlier run."""
+    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
+
+
+def _write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that a later run continues from.
+
+    Raises:
+        TrainingError: if it cannot be written; the earlier file then stays.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(content), "utf-8")
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error}); give another directory."
+        ) from error

@@ -1,25 +1,22 @@
-"""Training of DSpark heads: random blocks in the answers, and the objective that they minimize."""
+"""Training of DSpark heads: the module over random blocks of the answers, its objective and recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.contracts import CausalLM
 from forerun.heads.dspark import DSparkConfig
-from forerun.training.acceptance import AcceptanceTable
+from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.conversations import ConversationBatch
-from forerun.training.evaluation import Drafts, evaluate
-from forerun.training.loop import Part
-from forerun.training.losses import kl_share, rejection_loss
+from forerun.training.objective import Drafts, Objective
 from forerun.training.published import PublishedModule, attend
+from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
-
-# Weight of the confidence head's loss; the loss of the tokens has weight 1.
-_CONFIDENCE_SHARE = 0.1
+from forerun.training.untrained import Untrained, layer_config, output_rows
 
 
 class DSparkModule(PublishedModule):
@@ -80,7 +77,7 @@ class DSparkModule(PublishedModule):
         return self.linear(hidden.float(), "confidence_head.proj")[..., 0]
 
 
-class DSparkObjective:
+class DSparkObjective(Objective):
     """Training objective of a DSpark head: blocks in the answers, against the target's rows.
 
     Args:
@@ -88,7 +85,7 @@ class DSparkObjective:
         teacher: the target, over the draft's vocabulary, with the states that the head reads.
         output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
         density: share of the answers' tokens at which blocks begin.
-        decay: the k-th token of a block has the weight exp(-(k - 1) / decay).
+        decay: see `Objective`.
         seed: seed of the tokens at which blocks begin.
     """
 
@@ -99,48 +96,24 @@ class DSparkObjective:
         output_rows: Tensor,
         *,
         density: float = 0.35,
-        decay: float = 4.0,
+        decay: float = math.exp(-1 / 4),
         seed: int = 0,
     ) -> None:
-        self.module, self.teacher = module, teacher
-        self._rows, self._density, self._decay, self._seed = output_rows, density, decay, seed
+        super().__init__(teacher, decay)
+        self.module, self._rows = module, output_rows
+        self._density, self._seed = density, seed
 
-    def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.
-
-        The share of KL is larger, the lower the acceptance.
-        """
-        lesson = self.teacher.show(batch)
-        blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
-        states, before = self._run(lesson, blocks)
-        weights = torch.exp(-blocks.places / self._decay)
-        factors = self._factors(states, before)
-        share = kl_share(factors, lesson.probs, blocks.rows)
-        total, accepted = rejection_loss(factors, lesson.probs, blocks.rows, weights, share)
-        confidence = self.module.confidence(states, before)
-        if confidence is not None:
-            wanted = accepted.clamp(0, 1)
-            losses = functional.binary_cross_entropy_with_logits(
-                confidence, wanted, reduction="none"
-            )
-            total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
-        return Part(total, float(weights.sum()), batch.tokens)
-
-    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
-        return evaluate(self.teacher, self.drafts, batches, ranks)
-
-    def drafts(self, lesson: Lesson) -> Drafts:
-        """Drafts of the head on a batch."""
+    def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+        """Drafts of the head on a batch, the same in training."""
         blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
         states, before = self._run(lesson, blocks)
         count = blocks.anchors.shape[1]
-        return Drafts(
+        return Drafts.of(
             torch.arange(len(blocks.anchors), device=states.device).repeat_interleave(count),
             blocks.anchors.flatten() + 1,
             blocks.there.flatten(0, 1),
             blocks.rows,
-            [(torch.ones_like(blocks.rows, dtype=torch.bool), self._factors(states, before))],
+            self._factors(states, before),
             self.module.confidence(states, before),
         )
 
@@ -183,7 +156,6 @@ class _Blocks:
         there: True for tokens that the target wrote, along with all before them in the block, bool
             [B, A, size].
         rows: index of the target's row for each such token, [N].
-        places: position of each such token in its block, from 0, [N].
     """
 
     def __init__(self, rows: Tensor, anchors: Tensor, drawn: Tensor, size: int) -> None:
@@ -193,7 +165,6 @@ class _Blocks:
         own = padded.gather(1, tokens.flatten(1)).view(tokens.shape)
         self.there = ((own >= 0) & drawn[..., None]).int().cumprod(-1).bool()
         self.rows = own[self.there]
-        self.places = torch.arange(size, device=anchors.device).expand(tokens.shape)[self.there]
         self._tokens = tokens
 
     @classmethod
@@ -232,3 +203,45 @@ def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
     blocks = torch.eye(count, dtype=torch.bool, device=device)
     own = torch.kron(blocks, within.tril() if causal else within)
     return torch.cat((text, own.expand(batch, -1, -1)), dim=-1)[:, None]
+
+
+def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Checkpoint) -> Untrained:
+    """A DSpark head in DeepSpec's layout.
+
+    Args:
+        target: model to draft for.
+        ids: ids of the target's tokens that the head can draft, ascending.
+        own: shape of the head.
+        checkpoint: checkpoint of the target.
+    """
+    config = {
+        **layer_config(target, checkpoint),
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": own.layers,
+        "layer_types": ["full_attention"] * own.layers,
+        "block_size": own.block_size,
+        "target_layer_ids": spread_layers(target.num_layers, own.fused_layers),
+        "num_target_layers": target.num_layers,
+        "mask_token_id": 0,
+        "markov_rank": own.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": own.markov_rank > 0,
+        "sample_from_anchor": True,
+        "draft_vocab_size": len(ids),
+    }
+    read = DSparkConfig.read(config, "the config of a new head")
+    module = DSparkModule(read, target.hidden_size)
+    teacher = Teacher(target, read.target_layers, ids)
+    objective = DSparkObjective(module, teacher, output_rows(target, ids), density=own.density)
+    return Untrained.head(module, objective, config, ids)
+
+
+def spread_layers(num_layers: int, count: int) -> list[int]:
+    """Layers of a target by DFlash's rule: evenly spaced from the second to the third-last."""
+    first, last = min(1, num_layers - 1), max(num_layers - 3, min(1, num_layers - 1))
+    if count == 1 or first == last:
+        return [last]
+    spread = [round(first + i * (last - first) / (count - 1)) for i in range(count)]
+    return sorted(set(spread))

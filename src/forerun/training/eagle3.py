@@ -8,22 +8,22 @@ what it will see in drafting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.errors import ConfigError
-from forerun.heads.eagle3 import Eagle3Config
-from forerun.training.acceptance import AcceptanceTable
+from forerun.contracts import CausalLM
+from forerun.errors import ConfigError, TrainingError
+from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
+from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.conversations import ConversationBatch
-from forerun.training.evaluation import Drafts, evaluate
-from forerun.training.loop import Part
-from forerun.training.losses import kl_share, rejection_loss
+from forerun.training.objective import Drafts, Objective
 from forerun.training.published import PublishedModule
+from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
+from forerun.training.untrained import Untrained, layer_config, output_rows
 
 STEPS = 5
 
@@ -203,7 +203,7 @@ def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
     return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
 
 
-class Eagle3Objective:
+class Eagle3Objective(Objective):
     """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows.
 
     Args:
@@ -225,55 +225,58 @@ class Eagle3Objective:
         density: float = 0.35,
         seed: int = 0,
     ) -> None:
-        self.module, self.teacher, self.steps, self.decay = module, teacher, steps, decay
+        super().__init__(teacher, decay)
+        self.module, self.steps = module, steps
         self.layers = module.config.layers_of(teacher.model.num_layers)
         self._density, self._seed = density, seed
 
-    def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejection probability, mixed with KL.
-
-        The share of KL, λ = exp(-3 α), is larger the lower the batch's acceptance α (as in speculators'
-        lk_hybrid).
-        """
-        lesson = self.teacher.show(batch)
-        anchors, there = begins(lesson.rows, self._density, self._seed)
-        states, which, places = self._drafts(lesson, anchors, there)
-        weights = self.decay ** places.float()
-        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
-        share = kl_share([(states, matrix)], lesson.probs, which)
-        total, _ = rejection_loss([(states, matrix)], lesson.probs, which, weights, share)
-        return Part(total, float(weights.sum()), batch.tokens)
-
-    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on held-out conversations; see `evaluation.evaluate`."""
-        return evaluate(self.teacher, self.drafts, batches, ranks)
-
-    def drafts(self, lesson: Lesson) -> Drafts:
-        """Drafts of the head on a batch."""
-        anchors, there = begins(lesson.rows, self._density, self._seed)
-        states, which, _ = self._drafts(lesson, anchors, there)
-        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
-        return Drafts(
-            torch.arange(len(anchors), device=anchors.device).repeat_interleave(anchors.shape[1]),
-            anchors.flatten() + 2,
-            there_for(lesson.rows, anchors, there, self.steps).flatten(0, 1),
-            which,
-            [(torch.ones_like(which, dtype=torch.bool), [(states, matrix)])],
-        )
-
-    def _drafts(
-        self, lesson: Lesson, anchors: Tensor, there: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the head on drafts.
-
-        Returns:
-            For every drafted token with a row of the target: the input of the output head, [N, hidden],
-            the index of the row, and the token's place in the draft, both [N].
-        """
-        token_ids = lesson.batch.token_ids
-        embeddings = self.teacher.model.embed(token_ids)
+    def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+        """Drafts of the head on a batch, the same in training."""
+        anchors, drawn = begins(lesson.rows, self._density, self._seed)
+        embeddings = self.teacher.model.embed(lesson.batch.token_ids)
         with in_bf16(embeddings.device):
             outputs = self.module(lesson.features(self.layers), embeddings, anchors, self.steps)
-        valid = there_for(lesson.rows, anchors, there, self.steps)
-        places = torch.arange(self.steps, device=valid.device).expand(valid.shape)[valid]
-        return outputs[valid].bfloat16(), _rows_of(lesson.rows, anchors, self.steps)[valid], places
+        there = there_for(lesson.rows, anchors, drawn, self.steps)
+        states = outputs[there].bfloat16()
+        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
+        return Drafts.of(
+            torch.arange(len(anchors), device=anchors.device).repeat_interleave(anchors.shape[1]),
+            anchors.flatten() + 2,
+            there.flatten(0, 1),
+            _rows_of(lesson.rows, anchors, self.steps)[there],
+            [(states, matrix)],
+        )
+
+
+def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
+
+    Raises:
+        TrainingError: if the number of key heads does not divide the number of query heads.
+    """
+    layers = layer_config(target, checkpoint)
+    queries = layers["num_attention_heads"]
+    # Drafted tokens reach the state through values alone, so by default values are as wide as the state.
+    keys = own.key_heads or queries
+    if queries % keys:
+        raise TrainingError(
+            f"key_heads is {keys}; it must divide the {queries} heads of the queries."
+        )
+    config = {
+        **layers,
+        "num_key_value_heads": keys,
+        "intermediate_size": own.intermediate_size or layers["intermediate_size"],
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": len(ids),
+    }
+    fused = default_layers(target.num_layers)
+    if not 0 <= min(fused) <= max(fused) <= target.num_layers:
+        # The target has too few layers for the default.
+        config[LAYER_IDS] = [0, target.num_layers // 2, target.num_layers]
+    read = Eagle3Config.read(config, "the config of a new head")
+    module = Eagle3Module(read, output_rows(target, ids))
+    teacher = Teacher(target, read.layers_of(target.num_layers), ids)
+    objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
+    return Untrained.head(module, objective, config, ids)

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.heads.layer_skip import LayerSkipConfig
+from forerun.drafters.own_layers import check_runs_apart
+from forerun.errors import TrainingError
+from forerun.heads.layer_skip import ARCHITECTURE, LayerSkipConfig
+from forerun.models.checkpoint import Checkpoint
+from forerun.training.draft import TextObjective
 from forerun.training.published import PublishedModule
+from forerun.training.settings import LayerSkipSettings
+from forerun.training.target import Teacher
+from forerun.training.untrained import Untrained, layer_config, output_rows
 
 
 class LayerSkipModule(PublishedModule):
@@ -51,3 +58,35 @@ def norm_of(target: CausalLM) -> Tensor:
     spread = target.final_norm(signs) - target.final_norm(-signs)
     weights: Tensor = (spread * signs)[0, 0].float() / 2
     return weights
+
+
+def layer_skip(
+    target: CausalLM, ids: Tensor, own: LayerSkipSettings, checkpoint: Checkpoint
+) -> Untrained:
+    """An adapter behind an early exit, in forerun's own layout: one decoder layer.
+
+    Raises:
+        TrainingError: for an exit that is not inside the target.
+        UnsupportedModelError: for a target whose layers do not run apart.
+    """
+    check_runs_apart(target)
+    below = own.exit_layer or max(1, round(target.num_layers / 10))
+    if below >= target.num_layers:
+        raise TrainingError(
+            f"the exit is after layer {below} and {target.name} has {target.num_layers}; give an "
+            "exit_layer below its last layer."
+        )
+    config = {
+        **layer_config(target, checkpoint),
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "exit_layer": below,
+        "num_target_layers": target.num_layers,
+        "draft_vocab_size": len(ids),
+    }
+    read = LayerSkipConfig.read(config, "the config of a new head")
+    module = LayerSkipModule(read, output_rows(target, ids), norm_of(target))
+    teacher = Teacher(target, (below,), ids)
+    objective = TextObjective(module, teacher, steps=own.steps, layer=below)
+    return Untrained.head(module, objective, config, ids)

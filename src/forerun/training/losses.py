@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from forerun.training.compiled import compiled, filled
@@ -16,22 +15,6 @@ from forerun.training.compiled import compiled, filled
 CHUNK = 256
 # Rows in the estimate of a batch's acceptance before its loss is computed.
 SAMPLED = 256
-
-
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of `targets` [B, n] under `logits` [B, n, V]."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
-def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Mean KL(teacher || student) over all positions; both [B, n, V].
-
-    Acceptance is 1 - total variation (Leviathan et al., arXiv 2211.17192, corollary 3.6). By Pinsker's
-    inequality, KL bounds it from below, and KL is smooth.
-    """
-    teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
-    student = functional.log_softmax(logits.float(), dim=-1)
-    return functional.kl_div(student, teacher, reduction="none", log_target=True).sum(-1).mean()
 
 
 def rejection_loss(

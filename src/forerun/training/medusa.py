@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
 from forerun.heads.medusa import MedusaConfig, new_tensors
-from forerun.training.acceptance import AcceptanceTable
+from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.conversations import ConversationBatch
-from forerun.training.evaluation import Drafts, evaluate
-from forerun.training.loop import Part
-from forerun.training.losses import kl_share, rejection_loss
+from forerun.training.objective import Drafts, Objective
+from forerun.training.published import NamedModule
+from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
+from forerun.training.untrained import Untrained, output_rows
 
 
-class MedusaModule(nn.Module):
+class MedusaModule(NamedModule):
     """Medusa's heads in training; the parameters have the names of vLLM's layout.
 
     Args:
@@ -30,22 +30,10 @@ class MedusaModule(nn.Module):
     """
 
     def __init__(self, config: MedusaConfig, output_rows: Tensor | None = None) -> None:
-        super().__init__()
-        self.config = config
-        size, tensors = config.hidden_size, new_tensors(config)
-
-        def blocks() -> nn.Module:
-            layers = (nn.Linear(size, size, bias=config.bias) for _ in range(config.num_layers))
-            return nn.ModuleDict({"layers": nn.ModuleList(layers)})
-
-        self.blocks = nn.ModuleList(blocks() for _ in range(config.num_heads))
-        outputs = (
-            nn.Linear(size, config.draft_vocab_size, bias=False) for _ in config.output_names()
-        )
-        self.lm_heads = nn.ModuleList(outputs)
         # As in Medusa's own code, heads are initialized as copies of the output head.
         rows = {} if output_rows is None else dict.fromkeys(config.output_names(), output_rows)
-        self.load_state_dict(tensors | rows)
+        super().__init__({**new_tensors(config), **rows})
+        self.config = config
 
     def forward(self, normed: Tensor) -> Tensor:
         """States that the output matrices read, [..., num_heads, hidden_size].
@@ -57,7 +45,7 @@ class MedusaModule(nn.Module):
         for names in self.config.block_names():
             state = normed
             for name in names:
-                state = state + functional.silu(self.get_submodule(name[: -len(".weight")])(state))
+                state = state + functional.silu(self.linear(state, name.removesuffix(".weight")))
             states.append(state)
         return torch.stack(states, -2)
 
@@ -100,7 +88,7 @@ class _Tokens:
         return cls(there, (row, place), own[there], head_ids.expand(own.shape)[there])
 
 
-class MedusaObjective:
+class MedusaObjective(Objective):
     """Training objective of Medusa's heads: the target's rows two or more places ahead.
 
     Args:
@@ -108,7 +96,7 @@ class MedusaObjective:
         teacher: the target, over the draft's vocabulary; it must show the states after its last layer.
         output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
         density: share of the answers' tokens at which drafts begin.
-        decay: head i, counted from 0, has the weight decay ** i, as in Medusa.
+        decay: see `Objective`.
         seed: seed of the choice of those tokens.
 
     Raises:
@@ -130,33 +118,14 @@ class MedusaObjective:
                 f"Medusa's heads read hidden layer {teacher.model.num_layers} of {teacher.model.name}, and "
                 f"the teacher shows {list(teacher.hidden_layers)}; add it."
             )
-        self.module, self.teacher = module, teacher
-        self._output, self._density, self._decay, self._seed = output_rows, density, decay, seed
+        super().__init__(teacher, decay)
+        self.module, self._output = module, output_rows
+        self._density, self._seed = density, seed
 
-    def __call__(self, batch: ConversationBatch) -> Part:
-        """The loss of a batch: rejection probability, mixed with KL.
-
-        The share of KL, exp(-3 α), is larger the lower the acceptance α (as in speculators' lk_hybrid).
-        """
-        lesson = self.teacher.show(batch)
-        heads = self.module.config.num_heads
-        tokens = _Tokens.drawn(lesson, heads, self._density, self._seed)
-        weights = self._decay ** tokens.heads.float()
-        total = torch.zeros((), device=weights.device)
-        for some, states, matrix in self._factors(lesson, tokens):
-            factors, rows = [(states, matrix)], tokens.rows[some]
-            # The share depends on the batch alone, so that a run that resumes repeats its losses.
-            share = kl_share(factors, lesson.probs, rows)
-            total = total + rejection_loss(factors, lesson.probs, rows, weights[some], share)[0]
-        return Part(total, float(weights.sum()), batch.tokens)
-
-    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance of chains on held-out conversations; see `evaluation.evaluate`."""
-        return evaluate(self.teacher, self.drafts, batches, ranks)
-
-    def drafts(self, lesson: Lesson) -> Drafts:
-        """Drafts of the heads on a batch, after every token."""
-        tokens = _Tokens.drawn(lesson, self.module.config.num_heads, 1.0, self._seed)
+    def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+        """Drafts of the heads on a batch: in training after some tokens, otherwise after all."""
+        density = self._density if training else 1.0
+        tokens = _Tokens.drawn(lesson, self.module.config.num_heads, density, self._seed)
         rows, places = tokens.anchors
         factors = [
             (some, [(states, matrix)]) for some, states, matrix in self._factors(lesson, tokens)
@@ -181,3 +150,17 @@ class MedusaObjective:
             some = tokens.heads == head
             factors.append((some, states[some], self.module.get_parameter(name).bfloat16()))
         return factors
+
+
+def medusa(
+    target: CausalLM,
+    ids: Tensor,
+    own: MedusaSettings,
+    checkpoint: Checkpoint,  # noqa: ARG001
+) -> Untrained:
+    """Medusa's heads in vLLM's layout, with the target's output head."""
+    read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
+    module = MedusaModule(read)
+    teacher = Teacher(target, (target.num_layers,), ids)
+    objective = MedusaObjective(module, teacher, output_rows(target, ids), density=own.density)
+    return Untrained.head(module, objective, read.published(), ids)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from forerun.heads.layers import Shapes
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.rope import frequencies, rotate
 
@@ -15,7 +16,40 @@ DEVIATION = 0.02
 """Standard deviation of randomly initialized matrices."""
 
 
-class PublishedModule(nn.Module):
+class NamedModule(nn.Module):
+    """A module whose parameters have the names of a published layout.
+
+    Args:
+        tensors: initial values by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            hang(self, name, tensor.detach().clone().float())
+
+    def weight(self, name: str) -> Tensor:
+        """The weight parameter of a submodule."""
+        return self.get_parameter(f"{name}.weight")
+
+    def linear(self, hidden: Tensor, name: str) -> Tensor:
+        """Apply a linear submodule, with its bias if it has one."""
+        own = dict(self.get_submodule(name).named_parameters(recurse=False))
+        return functional.linear(hidden, own["weight"], own.get("bias"))
+
+    def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
+        """Tensors of the head by published name.
+
+        Args:
+            token_ids: the target's token of each draft token, [Vd]; None if all tokens are drafted.
+        """
+        tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
+        if token_ids is not None:
+            tensors["d2t"] = token_ids - torch.arange(len(token_ids))
+        return tensors
+
+
+class PublishedModule(NamedModule):
     """Llama-like layers over parameters by published name.
 
     Args:
@@ -26,29 +60,15 @@ class PublishedModule(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: Architecture,
-        shapes: Mapping[str, tuple[int, ...]],
-        frozen: Mapping[str, Tensor] | None = None,
+        self, shape: Architecture, shapes: Shapes, frozen: Mapping[str, Tensor] | None = None
     ) -> None:
-        super().__init__()
+        lent = dict(frozen or {})
+        super().__init__({**{name: _initial(name, size) for name, size in shapes.items()}, **lent})
         self.shape = shape
-        for name, size in shapes.items():
-            weight = torch.ones(size) if len(size) == 1 else torch.randn(size) * DEVIATION
-            hang(self, name, torch.zeros(size) if name.endswith(".bias") else weight)
-        for name, tensor in (frozen or {}).items():
-            hang(self, name, tensor.detach().clone().float()).requires_grad_(False)
+        for name in lent:
+            self.get_parameter(name).requires_grad_(False)
         self._activation = ACTIVATIONS[shape.activation]
         self._inverse, self._rotary_scale = frequencies(shape)
-
-    def weight(self, name: str) -> Tensor:
-        """The weight parameter of a submodule."""
-        return self.get_parameter(f"{name}.weight")
-
-    def linear(self, hidden: Tensor, name: str) -> Tensor:
-        """Apply a linear submodule, with its bias if it has one."""
-        own = dict(self.get_submodule(name).named_parameters(recurse=False))
-        return functional.linear(hidden, own["weight"], own.get("bias"))
 
     def normed(self, hidden: Tensor, name: str) -> Tensor:
         """Apply an RMS norm."""
@@ -98,16 +118,12 @@ class PublishedModule(nn.Module):
             hidden = self.rest(hidden, attend(query, key, value, seen[None, None]), layer)
         return hidden
 
-    def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
-        """Tensors of the head by published name.
 
-        Args:
-            token_ids: the target's token of each draft token, [Vd]; None if all tokens are drafted.
-        """
-        tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
-        if token_ids is not None:
-            tensors["d2t"] = token_ids - torch.arange(len(token_ids))
-        return tensors
+def _initial(name: str, size: tuple[int, ...]) -> Tensor:
+    """Initial values of a parameter."""
+    if name.endswith(".bias"):
+        return torch.zeros(size)
+    return torch.ones(size) if len(size) == 1 else torch.randn(size) * DEVIATION
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

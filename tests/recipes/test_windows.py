@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import TrainingError
-from forerun.training.windows import Windows
+from recipes.windows import Windows
 
 
 def test_an_epoch_visits_every_window_once_and_resumes_anywhere() -> None:

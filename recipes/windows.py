@@ -1,4 +1,4 @@
-"""Windows of a long text in a random order, for training loops that stop and resume."""
+"""Training on windows of a long text, in a random order that a run which resumes repeats."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from forerun.errors import TrainingError
 from forerun.training.loop import Part, Progress, Trainer, TrainingSettings
@@ -98,3 +99,19 @@ def window_trainer(
         return Part(total, len(batch), len(batch) * (batch.shape[1] - 1))
 
     return Trainer(model, loss, WindowSource(windows, settings, device), settings, state)
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of `targets` [B, n] under `logits` [B, n, V]."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def distillation_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Mean KL(teacher || student) over all positions; both [B, n, V].
+
+    Acceptance is 1 - total variation (Leviathan et al., arXiv 2211.17192, corollary 3.6). By Pinsker's
+    inequality, KL bounds it from below, and KL is smooth.
+    """
+    teacher = functional.log_softmax(teacher_logits.float(), dim=-1)
+    student = functional.log_softmax(logits.float(), dim=-1)
+    return functional.kl_div(student, teacher, reduction="none", log_target=True).sum(-1).mean()

@@ -1,20 +1,26 @@
-"""Acceptance of a head's drafts on held-out conversations, computed alike for all kinds of heads."""
+"""The objective that trains all drafters, and their acceptance on held-out conversations."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.training.acceptance import AcceptanceTable, sibling_shares
 from forerun.training.conversations import ConversationBatch
-from forerun.training.losses import CHUNK, rejection_loss
+from forerun.training.loop import Part
+from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
 # Number of rows of a batch whose siblings are drawn.
 RANKED = 128
+# Weight of the loss of a confidence head; the loss of the tokens has weight 1.
+_CONFIDENCE_SHARE = 0.1
 
 Factors = Sequence[tuple[Tensor, Tensor]]
 """Pairs of states [N, h] and matrix [Vd, h], whose products add up to logits."""
@@ -40,6 +46,69 @@ class Drafts:
     targets: Tensor
     factors: Sequence[tuple[Tensor, Factors]]
     confidence: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Tensor,
+        contexts: Tensor,
+        there: Tensor,
+        targets: Tensor,
+        factors: Factors,
+        confidence: Tensor | None = None,
+    ) -> Drafts:
+        """Drafts whose tokens all share the same matrices."""
+        every = torch.ones_like(targets, dtype=torch.bool)
+        return cls(rows, contexts, there, targets, [(every, factors)], confidence)
+
+    @property
+    def places(self) -> Tensor:
+        """Position of each of the tokens in its chain, from 0, [N]."""
+        size = self.there.shape[-1]
+        return torch.arange(size, device=self.there.device).expand(self.there.shape)[self.there]
+
+
+class Objective(ABC):
+    """The training objective of a drafter: the probability that its drafted tokens are rejected.
+
+    Args:
+        teacher: the target, over the draft's vocabulary.
+        decay: weight of a drafted token relative to the one before it.
+    """
+
+    def __init__(self, teacher: Teacher, decay: float = 1.0) -> None:
+        self.teacher, self.decay = teacher, decay
+
+    @abstractmethod
+    def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+        """Drafts on a batch; in training perhaps fewer of them."""
+
+    def __call__(self, batch: ConversationBatch) -> Part:
+        """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.
+
+        The share of KL, exp(-3 α), is larger the lower the acceptance α (as in speculators' lk_hybrid). It
+        depends on the batch alone, so that a run that resumes repeats its losses.
+        """
+        lesson = self.teacher.show(batch)
+        drafts = self.drafts(lesson, training=True)
+        weights = self.decay ** drafts.places.float()
+        total = torch.zeros((), device=weights.device)
+        accepted = torch.zeros_like(weights)
+        for some, factors in drafts.factors:
+            rows = drafts.targets[some]
+            share = kl_share(factors, lesson.probs, rows)
+            loss, accepted[some] = rejection_loss(factors, lesson.probs, rows, weights[some], share)
+            total = total + loss
+        if drafts.confidence is not None:
+            losses = functional.binary_cross_entropy_with_logits(
+                drafts.confidence, accepted.clamp(0, 1), reduction="none"
+            )
+            total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
+        return Part(total, float(weights.sum()), batch.tokens)
+
+    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+        """Acceptance on held-out conversations, and that of `ranks` siblings."""
+        return evaluate(self.teacher, partial(self.drafts, training=False), batches, ranks)
 
 
 @torch.no_grad()
