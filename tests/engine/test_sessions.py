@@ -22,10 +22,10 @@ from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import SuffixDrafter
-from forerun.engine.session_file import FORMAT
 from forerun.engine.sessions import read_session
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
+from forerun.kv_cache.session_file import FORMAT
 from forerun.models.checkpoint import model_from_tensors
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
@@ -410,7 +410,7 @@ def test_a_folder_that_is_not_there_or_a_full_disk_leaves_the_old_file(
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("forerun.engine.session_file._bytes", full)
+    monkeypatch.setattr("forerun.kv_cache.session_file._bytes", full)
     with pytest.raises(SessionError, match="cannot be written: no space left"):
         engine.sessions.save(file)
     assert file.read_bytes() == before
@@ -452,7 +452,7 @@ def test_no_more_than_a_layer_is_held_beside_the_cache(
         events.append(f"read {layer}")
         return read(self, row, layer, length)
 
-    import forerun.engine.session_file as files
+    import forerun.kv_cache.session_file as files
 
     to_bytes = files._bytes
     monkeypatch.setattr(type(cache), "read_row", noted)

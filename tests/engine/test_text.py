@@ -155,3 +155,25 @@ def test_without_a_tokenizer_there_is_no_text(stop: tuple[str, ...]) -> None:
     assert preview.texts == ("", "")
     assert not preview.stopped
     assert stream.text == ""
+
+
+@every_tokenizer
+def test_a_token_is_decoded_once(name: str) -> None:
+    """But for tokens that end inside a character, and for what has to be decoded again beside them."""
+    decoder, calls = Decoder(ALL[name]), list[tuple[int, ...]]()
+    original = decoder.decode
+
+    def counting(token_ids: Sequence[int]) -> str:
+        calls.append(tuple(token_ids))
+        return original(token_ids)
+
+    decoder.decode = counting
+    text = "the text of all, and the text of all the others, " * 4
+    token_ids = ALL[name].encode(text, add_special_tokens=False)
+    stream = TextStream(decoder)
+    for token_id in token_ids:
+        stream.state = stream.preview([token_id]).state
+    assert stream.text.strip() == text.strip()
+    again = 0 if decoder.joins else len(set(token_ids))
+    # The last decoding is that of `stream.text`.
+    assert len(calls) <= len(token_ids) + again + 1

@@ -25,7 +25,7 @@ from forerun.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from forerun.cli.repl import Repl
     from forerun.engine.resolve import Resolved
-    from forerun.engine.session_file import Session
+    from forerun.kv_cache.session_file import Session
     from forerun.params import SamplingParams
 
 

@@ -12,7 +12,7 @@ from forerun.errors import PromptError
 
 if TYPE_CHECKING:
     from forerun.engine.requests import Completion
-    from forerun.engine.session_file import Session
+    from forerun.kv_cache.session_file import Session
 
 # Of a session's notes.
 _NOTE = "conversation"

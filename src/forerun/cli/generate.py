@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forerun.cli.report import Outcome, Output
     from forerun.core import Hints
     from forerun.engine.engine import Engine
-    from forerun.engine.session_file import Session
+    from forerun.kv_cache.session_file import Session
     from forerun.measure.paired import Run
 
 DEFECT_FOUND = 1

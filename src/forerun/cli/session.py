@@ -16,7 +16,7 @@ from forerun.files import size_text
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
-    from forerun.engine.session_file import Session
+    from forerun.kv_cache.session_file import Session
 
 _NONE: Mapping[str, str] = {}
 

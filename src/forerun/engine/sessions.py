@@ -14,8 +14,8 @@ from forerun.contracts import Ability, CausalLM, SavesRows
 from forerun.core import Batch, Exactness
 from forerun.engine.prompts import Prompt, PromptReader
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.session_file import Contents, Session, SessionFile, write_session
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError, shown
+from forerun.kv_cache.session_file import Contents, Session, SessionFile, write_session
 
 # Number of first tokens of a session, and of logits after them, by which its weights are recognized.
 _PROBE_TOKENS, _PROBE_LOGITS = 16, 256

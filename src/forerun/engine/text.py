@@ -188,5 +188,7 @@ def _ends_bytes(decoder: Decoder, held: tuple[int, ...]) -> bool:
     The tokenizer decodes a run as a whole, ignoring special tokens in it, and its next byte can
     break all of it.
     """
+    if decoder.joins:
+        return True
     alone = len(held) == 1
     return not decoder.is_byte(held[-1]) and (alone or bool(decoder.decode(held[-1:])))
