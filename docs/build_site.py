@@ -9,6 +9,7 @@ python docs/build_site.py
 
 from __future__ import annotations
 
+import argparse
 import base64
 import re
 import shutil
@@ -91,5 +92,6 @@ def build() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     collect()
     sys.exit(build())

@@ -5,6 +5,7 @@ python docs/chart.py
 
 from __future__ import annotations
 
+import argparse
 import re
 from itertools import pairwise
 from math import log2
@@ -98,4 +99,5 @@ def _apart(heights: dict[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     CHART.write_text(render(), encoding="utf-8")

@@ -5,6 +5,7 @@ python docs/first_lines.py [PATH…]
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -74,4 +75,6 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="*")
+    sys.exit(main(parser.parse_args().paths))

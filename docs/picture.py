@@ -5,6 +5,7 @@ python docs/picture.py
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
 import os
@@ -116,4 +117,5 @@ def draw(output: str, found: Any) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PICTURE.write_text(draw(record(), facts()), encoding="utf-8")

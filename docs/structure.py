@@ -5,6 +5,7 @@ python docs/structure.py
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import tomllib
@@ -43,4 +44,5 @@ def render(page: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(render(PAGE.read_text("utf-8")), "utf-8")

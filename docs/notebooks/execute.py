@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import nbformat
@@ -33,4 +33,6 @@ def execute(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    execute(Path(sys.argv[1]) if len(sys.argv) > 1 else NOTEBOOK)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebook", type=Path, nargs="?", default=NOTEBOOK)
+    execute(parser.parse_args().notebook)

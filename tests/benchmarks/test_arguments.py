@@ -1,44 +1,58 @@
-"""Benchmarks say how they are used, and take no option for a name."""
+"""Every command of benchmarks, recipes and docs says how it is used, and takes no option for a name."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
-import benchmarks
-from benchmarks import footprint, questions
+from tests.helpers.documents import ROOT
 
-COMMANDS = [
+COMMANDS = sorted(
     path
-    for path in Path(benchmarks.__file__).parent.rglob("*.py")
-    if "__main__" in path.read_text()
-]
+    for folder in ("benchmarks", "docs", "recipes")
+    for path in (ROOT / folder).rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    and path.name != "execute.py"  # needs the extra docs
+)
 
 
-@pytest.mark.parametrize("main", [footprint.main, questions.main])
-@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--no-such-option", 2)])
+def name_of(path: Path) -> str:
+    """As it is typed: a module, or a script."""
+    inside = path.relative_to(ROOT)
+    if inside.parts[0] == "docs":
+        return inside.as_posix()
+    return ".".join(inside.with_suffix("").parts).removesuffix(".__main__")
+
+
+def run_command(name: str) -> None:
+    if name.endswith(".py"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(ROOT / "docs")
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+    else:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 30
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("name", [name_of(path) for path in COMMANDS])
 def test_an_option_is_no_name_of_a_file(
-    main: Callable[[Sequence[str]], None],
-    argument: str,
-    code: int,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main([argument])
-    assert ended.value.code == code
-    assert "usage: " in "".join(capsys.readouterr())
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
-def test_no_benchmark_reads_its_arguments_by_place(path: Path) -> None:
-    """Where they stand in the list: `--help` would be one of them."""
-    source = path.read_text()
-    assert "ArgumentParser" in source
-    assert not re.search(r"sys\.argv\[\d+\]|= sys\.argv\[1:\]", source)
+    for argument, code in {"--help": 0, "--no-such-option": 2}.items():
+        monkeypatch.setattr(sys, "argv", [name, argument])
+        with pytest.raises(SystemExit) as ended:
+            run_command(name)
+        assert ended.value.code == code
+        assert "usage: " in "".join(capsys.readouterr())
+        assert not list(tmp_path.iterdir())
