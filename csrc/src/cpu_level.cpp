@@ -1,5 +1,9 @@
 #include "forerun/cpu_level.h"
 
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
 #if defined(FORERUN_AMX_KERNELS)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -32,20 +36,34 @@ bool detect_amx() {
 }
 #endif
 
+// The highest level that FORERUN_KERNELS allows. Features above it are hidden, so that everything
+// runs as on a processor without them.
+Level allowed_level() {
+  const char* asked = std::getenv("FORERUN_KERNELS");
+  if (asked == nullptr || *asked == '\0') return Level::amx;
+  for (const Level level : kLevels) {
+    if (std::string(asked) == level_name(level)) return level;
+  }
+  throw std::invalid_argument(std::string("FORERUN_KERNELS names no instruction set: ") + asked);
+}
+
 CpuFeatures detect() {
+  const Level allowed = allowed_level();
+  (void)allowed;
   CpuFeatures f;
 #if defined(FORERUN_X86_KERNELS)
   __builtin_cpu_init();
   f.intel = __builtin_cpu_is("intel");
-  f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-  f.avx512 = f.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  f.avx2 = allowed >= Level::avx2 && __builtin_cpu_supports("avx2") &&
+           __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  f.avx512 = allowed >= Level::avx512 && f.avx2 && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
   f.avx512_vnni = f.avx512 && __builtin_cpu_supports("avx512vnni");
   f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
 #if defined(FORERUN_AMX_KERNELS)
-  f.amx = f.avx512_vnni && detect_amx();
+  f.amx = allowed >= Level::amx && f.avx512_vnni && detect_amx();
 #endif
   return f;
 }

@@ -21,7 +21,7 @@ CONTEXT = 16384
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variable of the machine reaches a test, and no test takes all cores."""
     for name in list(os.environ):
-        kept = name == "FORERUN_CACHE"
+        kept = name in ("FORERUN_CACHE", "FORERUN_KERNELS")
         if (name.startswith("FORERUN_") and not kept) or name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name)
     before = torch.get_num_threads()

@@ -119,7 +119,7 @@ def test_missing_kernels_are_shown(cli: Cli, bare: str, monkeypatch: pytest.Monk
     assert (content["backend"], content["kernels"]) == ("torch", None)
     assert content["kernels_missing"] == "ImportError: no compiler"
     text = " ".join(cli.run("info", bare, *options).stdout.split())
-    assert "not installed (ImportError: no compiler)" in text
+    assert "not available (ImportError: no compiler)" in text
     refused(cli.run("info", bare, *options, "--dtype", "int8"), "int8", "no compiler")
 
 

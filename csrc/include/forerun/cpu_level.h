@@ -18,7 +18,8 @@ struct CpuFeatures {
 
 const CpuFeatures& cpu_features();
 
-// The highest level this processor and operating system support.
+// The highest level that this processor and operating system support and the variable
+// FORERUN_KERNELS allows.
 Level best_level();
 
 const char* level_name(Level level);

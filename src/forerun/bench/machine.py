@@ -29,10 +29,7 @@ def use_threads(threads: int | None) -> int:
         ConfigError: without the kernels, or for a number outside 1 to the number of cores.
     """
     if not _native.AVAILABLE:
-        raise ConfigError(
-            f"forerun was installed without its CPU kernels ({_native.REASON}); "
-            "install it where there is a C++ compiler."
-        )
+        raise ConfigError(f"forerun's CPU kernels are not available: {_native.REASON}.")
     if threads is not None:
         set_num_threads(threads)
     return int(shared_pool().threads)

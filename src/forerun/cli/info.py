@@ -191,7 +191,7 @@ def _of_backend(content: dict[str, Any]) -> str:
         "transformers": "transformers",
     }
     missing = content["kernels_missing"]
-    aside = f"; the CPU kernels are not installed ({missing})" if missing else ""
+    aside = f"; the CPU kernels are not available ({missing})" if missing else ""
     return kinds[content["backend"]] + aside
 
 

@@ -194,7 +194,7 @@ def _kernel_obstacle(precision: str, device: torch.device, native: bool) -> str 
     if precision not in KERNEL_PRECISIONS:
         return f"they know {', '.join(KERNEL_PRECISIONS)}"
     if not _native.AVAILABLE:
-        return f"forerun was installed without them ({_native.REASON})"
+        return f"they are not available ({_native.REASON})"
     return None
 
 
