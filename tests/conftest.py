@@ -1,28 +1,51 @@
 """Shared by all tests."""
+# ruff: noqa: E402
 
 import os
 import tempfile
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 # One thread a process, subprocesses too: toy models are faster so, and test processes run side by
 # side. The variables are read when the libraries are imported.
-# What policies measure is kept for this run alone.
-os.environ.update(OMP_NUM_THREADS="1", FORERUN_THREADS="1", FORERUN_CACHE=tempfile.mkdtemp())
+# No file of the user is read, and what policies measure is kept for this run alone; but matplotlib
+# would look for all fonts of the machine again.
+HOMES = tempfile.TemporaryDirectory(prefix="forerun-homes-")
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
+os.environ.pop("XDG_CACHE_HOME", None)
+os.environ.update(OMP_NUM_THREADS="1", FORERUN_THREADS="1")
+os.environ.update(HOME=HOMES.name, FORERUN_CACHE=f"{HOMES.name}/cache")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("tests.helpers")
+
 from forerun import _native
+from tests.helpers.skips import pytest_addoption, pytest_runtest_makereport
+
+__all__ = ["pytest_addoption", "pytest_runtest_makereport"]  # hooks
 
 torch.set_num_threads(1)
-pytest.register_assert_rewrite("tests.helpers")
 
 # The same examples in every run, however slow the machine is.
 settings.register_profile(
     "forerun", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("forerun")
+
+_numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def empty_home(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Home and cache folder of one test; nothing is there that another one measured."""
+    home = Path(HOMES.name, str(next(_numbers)))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FORERUN_CACHE", str(home / "cache"))
+    return home
 
 
 @pytest.fixture(params=["compiled", "torch"])
