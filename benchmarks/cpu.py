@@ -18,9 +18,9 @@ from benchmarks.groups.report import TABLE_HEAD, Figure, Setting
 from benchmarks.plot import draw
 from forerun import _native
 from forerun.bench.machine import Machine, use_threads
-from forerun.cli.machine import host, versions
 from forerun.errors import ForerunError
 from forerun.files import write_text
+from forerun.report.machine import host, versions
 
 SCHEMA_VERSION = 1
 GROUPS: dict[int, tuple[str, Callable[[Setting], Iterator[Figure]]]] = {

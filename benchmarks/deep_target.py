@@ -30,7 +30,6 @@ from forerun.bench.session import Session
 from forerun.bench.settings import COLD, DEFAULT, Axes, Setting, cross, method_of
 from forerun.bench.summary import ALL, Cell, rate
 from forerun.cli.bars import bars
-from forerun.cli.machine import made_with
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.resolve import choose
 from forerun.heads import kind_at
@@ -41,6 +40,7 @@ from forerun.models.checkpoint import loading_once
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.zoo import packaged_head, packaged_path, zoo_path
 from forerun.params import SamplingParams
+from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown
 from forerun.report.table import Table
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from inspect import cleandoc
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forerun.errors import ConfigError, ForerunError, UnknownNameError, shown
+
+if TYPE_CHECKING:
+    from forerun.flags import Flag, Given
 
 T = TypeVar("T")
 # True is not an integer, "3" is not a number, and a misspelt name is an error.
@@ -31,7 +34,68 @@ _WORDS = {
 }
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+@dataclass(frozen=True)
+class Part:
+    """Fields of another class among the options of a request.
+
+    Args:
+        section: heading of its options in the help.
+        without: fields that are no options of the request.
+        renamed: options whose names are not those of their fields.
+        help: help texts in place of those of the fields.
+        excludes: options that some of them cannot be given together with.
+        flags: returns the options, where the fields are not all of them.
+        build: returns the part, where it is not a replacement of fields of the default.
+    """
+
+    section: str = ""
+    without: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    help: Mapping[str, str] = field(default_factory=dict)
+    excludes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    flags: Callable[[Any, Part], list[Flag]] | None = None
+    build: Callable[[Any, Given], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """Use of an option beside the others.
+
+    Args:
+        section: heading in the help; that of the option before unless given.
+        requires: options of which one must be on for this one to be of use.
+        excludes: options that cannot be given together with this one.
+        argument: it is a positional argument too.
+        repeat: each value of the list is given by a flag of its own.
+        names: returns the values that a shell offers.
+    """
+
+    section: str = ""
+    requires: Sequence[str] = ()
+    excludes: Sequence[str] = ()
+    argument: bool = False
+    repeat: bool = False
+    names: Callable[[], Iterable[str]] | None = None
+
+
+_USE = {one.name for one in fields(Use)}
+
+
+def option(**declared: Any) -> Any:
+    """A field of a request, declared as by `pydantic.Field`, and what `Use` says of it."""
+    info = Field(**{name: declared[name] for name in declared if name not in _USE})
+    info.metadata.append(Use(**{name: declared[name] for name in declared if name in _USE}))
+    return info
+
+
+def part(*, default: Any, **how: Any) -> Any:
+    """A field that holds other options, with its own defaults; `how` is as of `Part`."""
+    info = Field(default_factory=default if isinstance(default, type) else lambda: default)
+    info.metadata.append(Part(**how))
+    return info
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field, option, part))
 def options(owner: type[T]) -> type[T]:
     """Make a class with annotated fields a frozen dataclass that checks its values.
 
@@ -180,6 +244,11 @@ def _utf8(text: Any) -> Any:
             raise ValueError(f"it is not UTF-8 text (character {error.start})") from None
     return text
 
+
+FileName = Annotated[str, Field(min_length=1, json_schema_extra={"format": "path"})]
+"""Name of a file or folder, which need not be UTF-8."""
+UNIQUE = BeforeValidator(lambda values: tuple(dict.fromkeys(values)))
+"""Validator of a list that drops repeated values."""
 
 Text = Annotated[str, Field(min_length=1), BeforeValidator(_utf8)]
 """Text that is not empty and can be written as UTF-8."""

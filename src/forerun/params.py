@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from forerun.errors import ConfigError
-from forerun.options import Text, from_mapping, options
+from forerun.options import Text, from_mapping, option, options
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """A function `mask(committed_ids, drafted_ids)` that returns the tokens allowed next.
@@ -123,10 +123,10 @@ class SamplingParams:
         le=2**31,
         description="Tokens of output at most.",
     )
-    stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
+    stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = option(
         default=(),
         description="Cut the text before this string, or end after this special token.",
-        json_schema_extra={"repeat": True},
+        repeat=True,
     )
     stop_token_ids: tuple[TokenId, ...] = Field(
         default=(), description="End after one of these tokens, which stays in the ids."

@@ -23,7 +23,7 @@ from forerun.bench.roofline.local import Models, hardware_called, measure
 from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
 from forerun.bench.roofline.predicted import predict, shape_named
 from forerun.bench.roofline.report import report_of, roof
-from forerun.bench.roofline.request import Request
+from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row, Subject, Turn, free_tokens
 from forerun.bench.shapes import SHAPES, RandomSource, build, config_of
@@ -38,11 +38,11 @@ from forerun.costs.hardware import HARDWARE
 from forerun.costs.shapes import SHAPES as PUBLISHED
 from forerun.costs.shapes import read_shape
 from forerun.costs.table import CostTable
+from forerun.engine.model_options import ModelOptions
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
-from forerun.models.placement import Placement
 from forerun.report.plot import figure_of
-from forerun.simulation import hardware
+from forerun.simulation.request import HardwareOptions
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import write_model
 
@@ -51,7 +51,14 @@ pytestmark = [
     pytest.mark.usefixtures("tiny_shapes"),
 ]
 LIMITS = Limits(bandwidth=1e9, peak=1e11)
-SMALL = Request("tiny", draft_model="tiny-tied", tokens=(4,), contexts=(16, 64), rounds=2)
+SMALL = RooflineRequest(
+    "tiny",
+    draft_model="tiny-tied",
+    place=ModelOptions(threads=1),
+    tokens=(4,),
+    contexts=(16, 64),
+    rounds=2,
+)
 
 
 def test_bytes_of_a_forward() -> None:
@@ -170,7 +177,7 @@ def test_checking_is_free_until_it_is_not(ratios: dict[int, float], most: int) -
 
 def measured(**changes: Any) -> Roofline:
     request = replace(SMALL, **changes)
-    return measure(request, Models.load(request, Placement(), threads=1))
+    return measure(request, Models.load(request))
 
 
 def test_measured_rows() -> None:
@@ -200,7 +207,7 @@ def test_measured_rows() -> None:
 
 
 def test_the_result_is_json_and_its_costs_a_table() -> None:
-    result = report_of(measured(), {})
+    result = report_of(measured())
     content = json.loads(json.dumps({**result.facts, "rows": result.rows}, allow_nan=False))
     assert set(content["rows"][0]) == set(Row.__dataclass_fields__)
     table = CostTable.from_rows(tuple(row) for row in content["costs"]["target"])
@@ -224,8 +231,9 @@ def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
     GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
     models = ["tiny"] if backend == "kernels" else ["tiny", str(tmp_path / "neox")]
     for name in models:
-        request = replace(SMALL, model=name, draft_model=None, contexts=(16,))
-        loaded = Models.load(request, Placement("fp32", "cpu", backend), threads=1)
+        place = ModelOptions(dtype="fp32", device="cpu", backend=backend, threads=1)
+        request = replace(SMALL, model=name, draft_model=None, contexts=(16,), place=place)
+        loaded = Models.load(request)
         roofline = measure(request, loaded)
         shape = traffic_of(loaded.target).shape
         values = shape.shared_parameters + 17 * shape.cache_values_per_token
@@ -240,18 +248,9 @@ def test_without_the_instruction_the_peak_is_what_a_prefill_reaches() -> None:
     assert 0 < rows[0].peak < math.inf
 
 
-def plan(**changes: Any) -> hardware.Request:
-    usual: dict[str, Any] = {
-        **dict.fromkeys(("bandwidth", "flops", "memory", "cost_ratio")),
-        "hardware": "h100",
-        "num_devices": 1,
-        "parallel_efficiency": 0.8,
-        "overhead": 0.0,
-        **dict.fromkeys(("target", "draft"), ""),
-        **dict.fromkeys(("dtype", "draft_dtype", "cache_dtype"), "auto"),
-        **dict.fromkeys(("acceptance", "lengths", "batch", "context"), (1,)),
-    }
-    return hardware.Request(**usual | changes)
+def on_h100(model: str, draft_model: str | None, *contexts: int) -> RooflineRequest:
+    machine = HardwareOptions(hardware="h100")
+    return RooflineRequest(model, draft_model=draft_model, contexts=contexts, machine=machine)
 
 
 # Milliseconds of forwards of Llama 3.1 8B in bf16 on an H100, by tokens behind 1,024 others: frozen. By hand,
@@ -263,8 +262,7 @@ MILLISECONDS = {
 
 
 def test_hardware_that_is_not_at_hand() -> None:
-    request = Request("llama-3.1-8b", draft_model="1b", contexts=(2048, 1024))
-    roofline = predict(request, plan())
+    roofline = predict(on_h100("llama-3.1-8b", "1b", 2048, 1024))
     costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], HARDWARE["h100"])
     rows = {row.n: row for row in roofline.of(TARGET)[1024]}
     found = {n: 1e3 * rows[n].predicted_seconds for n in MILLISECONDS}
@@ -276,7 +274,7 @@ def test_hardware_that_is_not_at_hand() -> None:
     assert costs.seconds(most + 1, 1, 0) > FREE * costs.seconds(1, 1, 0)
     assert len(roofline.of(DRAFT)[1024]) == 1
     assert not roofline.notes
-    large = predict(Request("llama-3.1-70b", contexts=(1024,)), plan())
+    large = predict(on_h100("llama-3.1-70b", None, 1024))
     assert "--num-devices" in large.notes[0]
 
 
@@ -311,7 +309,7 @@ def test_devices_by_the_names_of_their_drivers() -> None:
 
 
 def test_the_plot_shows_every_forward_below_the_roof() -> None:
-    roofline = predict(Request("llama-3.1-8b", draft_model="1b", contexts=(128,)), plan())
+    roofline = predict(on_h100("llama-3.1-8b", "1b", 128))
     chart = roof(roofline)
     shown = [dot for dots in chart.dots.values() for dot in zip(dots.x, dots.y, strict=True)]
     expected = [(row.intensity, row.flops / row.time) for row in roofline.rows]
@@ -337,12 +335,12 @@ def test_the_plot_shows_every_forward_below_the_roof() -> None:
 
 
 def test_the_words_say_what_the_rows_do() -> None:
-    roofline = predict(Request("llama-3.1-8b", draft_model="1b", contexts=(128,)), plan())
-    answers = " ".join(map(str, report_of(roofline, {}).answers))
+    roofline = predict(on_h100("llama-3.1-8b", "1b", 128))
+    answers = " ".join(map(str, report_of(roofline).answers))
     for words in ("memory bounds it", "ridge at 295", "up to 64 tokens", "of a plain one"):
         assert words in answers
     dear = [replace(row, ratio=1.0 if row.n == 1 else 2.0) for row in roofline.rows]
-    answers = " ".join(map(str, report_of(replace(roofline, rows=dear), {}).answers))
+    answers = " ".join(map(str, report_of(replace(roofline, rows=dear)).answers))
     assert "for no second token" in answers
     assert "8 tokens cost 2.0 x" in answers
 
@@ -350,7 +348,7 @@ def test_the_words_say_what_the_rows_do() -> None:
 @pytest.mark.parametrize("change", [{"rounds": 0}, {"tokens": (0,)}, {"contexts": (-1,)}])
 def test_bad_requests(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Request("tiny", **change)
+        RooflineRequest("tiny", **change)
 
 
 def test_bad_models() -> None:

@@ -240,13 +240,13 @@ def test_wrong_use(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
     refused(cli.run("diffusion", "prove", "--labels", "3"), "labels is of a network")
     refused(cli.run("diffusion", "prove", "--pipeline", folders["clips"]), "makes clips")
     refused(sample("unet", "--labels", "1", "--steps", "65"), "trained with 64")
-    refused(sample("unet", "--feature-interval", "3"), "feature_interval is of", "feature_cache")
+    refused(sample("unet", "--feature-interval", "3"), "feature-interval is of", "feature_cache")
     other = ("--method", "cfg_cache", "--draft", "extrapolated")
     refused(sample("unet", *other), "draft is of method speculative", "cfg_cache")
     bench = ("diffusion", "bench", "--pipeline", folders["unguided"], *FEW, "--batches", "1")
     result = cli.run(*bench, "--methods", "cfg_cache")
     assert "without cfg_cache, every 2 steps" in result.output
-    result = cli.run(*bench, "--methods", "")
+    result = cli.run(*bench, "--methods", "none")
     assert (result.exit_code, result.output.count("FLOP a byte")) == (0, 1)
 
 

@@ -207,7 +207,7 @@ def test_nothing_is_cut_however_narrow_the_terminal(
         assert {title, header, *rows} <= shown["400"]
 
 
-@pytest.mark.parametrize("name", ["acceptance", "cost-ratio", "lengths"])
+@pytest.mark.parametrize("name", ["acceptance", "lengths"])
 def test_an_empty_list_is_refused(write: Write, name: str) -> None:
     file = write("config.toml", f"{name} = []\n")
     result = CliRunner().invoke(application, ["simulate", "--config", file])

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import application
-from forerun.cli.target_file import check_writable
 from forerun.errors import ConfigError
+from forerun.report.target_file import check_writable
 from tests.helpers.refusals import refused
 
 
@@ -70,9 +70,7 @@ def test_a_directory_that_takes_no_files(tmp_path: Path) -> None:
 def test_a_chart_is_refused_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.cli import simulate
-
-    monkeypatch.setattr(simulate, "RUN", {})
+    monkeypatch.setattr("forerun.simulation.sweep.sweep", None)
     file = str(tmp_path / "missing" / "chart.png")
     result = CliRunner().invoke(application, ["simulate", "--plot", file], catch_exceptions=False)
     refused(result, "--plot", "missing; create it first")

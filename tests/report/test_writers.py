@@ -9,6 +9,7 @@ import pytest
 
 from forerun.report.chart import Bar, Bars, Curves, Line, Picture, Span, Spans
 from forerun.report.html import page
+from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown, document, heading, line
 from forerun.report.result import Figure, Result, Sentence
 from forerun.report.svg import image, svg
@@ -94,6 +95,8 @@ def test_charts_are_well_formed(chart: Picture) -> None:
 
 
 def test_the_object_is_what_the_command_says_or_its_fields() -> None:
-    assert Result(content={"a": 1}, answers=["b"], mode="m").as_dict() == {"a": 1}
+    begun = made_with(None)
+    said = Result(content={"a": 1}, settings={"s": 2}, answers=["b"], mode="m").as_dict()
+    assert said == {**begun, "settings": {"s": 2}, "a": 1}
     fields = Result("m", {"s": 1}, [{"r": 2}], facts={"f": 3}).as_dict()
-    assert fields == {"mode": "m", "settings": {"s": 1}, "f": 3, "rows": [{"r": 2}]}
+    assert fields == {**begun, "mode": "m", "settings": {"s": 1}, "f": 3, "rows": [{"r": 2}]}

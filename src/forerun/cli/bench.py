@@ -15,11 +15,11 @@ from forerun.cli.bench_flags import bench_options
 from forerun.cli.options import Command, given, warn
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.results import give
-from forerun.cli.target_file import check_writable
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.errors import ConfigError, PromptError, UnknownNameError
 from forerun.measure.questions import in_turns, read_questions
 from forerun.options import changes, pick
+from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
     from forerun.cli.bench_run import BenchRun

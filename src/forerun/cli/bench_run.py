@@ -20,7 +20,6 @@ from forerun.bench.rows import ROWS, Key, Row
 from forerun.bench.session import Session
 from forerun.bench.settings import DEFAULT, Crossed
 from forerun.cli.bars import bars
-from forerun.cli.machine import hardware, versions
 from forerun.cli.options import warn
 from forerun.cli.panel import sampling
 from forerun.engine.engine import Engine
@@ -33,6 +32,7 @@ from forerun.models.checkpoint import loading_once
 from forerun.models.cpu.threads import threads_in_use
 from forerun.models.placement import Placement
 from forerun.params import SamplingParams
+from forerun.report.machine import hardware, versions
 
 
 @dataclass

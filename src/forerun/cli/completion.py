@@ -26,7 +26,7 @@ def _models() -> list[str]:
 
 
 # By the parameters' names; what is called otherwise has its values in its schema, or none.
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+COMPLETED: dict[str, Callable[[], Iterable[str]]] = {
     "backend": lambda: ("auto", "kernels", "torch"),
     "device": lambda: ("auto", "cpu", "cuda", "mps"),
     "dtype": lambda: DTYPES,
@@ -39,18 +39,18 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "tree": lambda: ("auto",),
 }
 # Those whose value may also be a file or a directory.
-_PATHS = ("model", "draft_model", "tree")
+PATHS = ("model", "draft_model", "tree")
 
 
 def completion(name: str) -> Completion | None:
     """How a shell completes the parameter `name`; None leaves it to the parameter's type."""
-    names = _NAMES.get(name)
+    names = COMPLETED.get(name)
     if names is None:
         return None
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
         # bash offers files where no name fits, and forgets the names before them.
-        files = [CompletionItem(incomplete, type="file")] if name in _PATHS else []
+        files = [CompletionItem(incomplete, type="file")] if name in PATHS else []
         return files + matching(names(), incomplete)
 
     return complete

@@ -10,6 +10,7 @@ import click
 
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName, Listed
+from forerun.cli.requests import Value
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import read_text
 
@@ -61,6 +62,10 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
     return values
 
 
+def _takes_list(kind: click.ParamType[Any]) -> bool:
+    return isinstance(kind, Listed) or (isinstance(kind, Value) and kind.flag.kind == "array")
+
+
 def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
     """The text that a flag would have, so that a file is read as strictly as the command line."""
     repeatable = isinstance(option, click.Option) and option.multiple
@@ -69,6 +74,6 @@ def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
     items = [str(item) for item in value] if isinstance(value, list) else [str(value)]
     if repeatable:
         return items
-    if isinstance(value, list) and not isinstance(option.type, Listed):
+    if isinstance(value, list) and not _takes_list(option.type):
         raise ConfigError(f"{where} is a list; give a single value.")
     return ",".join(items)

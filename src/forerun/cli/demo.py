@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.commands import print_json
 from forerun.cli.flags import AT_LEAST_ONE, json_option
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.report.machine import made_with
 
 if TYPE_CHECKING:
     from forerun.cli.terminal import PlainOutput

@@ -7,18 +7,19 @@ A method's own options stand in a section of the help under its name. Methods of
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import click
-
 from forerun.cli.options import Note, Option
 from forerun.cli.param_types import Whole, type_of
+from forerun.cli.requests import option_of
 from forerun.drafters import DRAFTERS
 from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
+from forerun.flags import flags_of
 from forerun.options import schema_of
 from forerun.policies import POLICIES
 
@@ -48,26 +49,17 @@ def derived(
         defaults: a command's own.
     """
     return [
-        _derived(renamed.get(name, name), schema | {"default": default}, section)
-        for name, schema in schema_of(owner).items()
-        if name not in without
-        for default in [defaults.get(name, schema.get("default"))]
+        option_of(
+            replace(
+                flag,
+                name=renamed.get(flag.name, flag.name),
+                default=defaults.get(flag.name, flag.default),
+                use=replace(flag.use, section=section),
+            )
+        )
+        for flag in flags_of(owner)
+        if flag.name not in without
     ]
-
-
-def _derived(name: str, schema: Mapping[str, Any], section: str) -> Option:
-    text, default, kind = schema["description"], schema["default"], type_of(name, schema)
-    if kind is click.BOOL:
-        return Option(name, section, off=bool(default), is_flag=True, default=default, help=text)
-    if schema.get("type") == "object" or schema.get("repeat"):
-        metavar = "PATH" if schema.get("repeat") == "path" else None
-        text = f"{text} Repeatable."
-        return Option(name, section, type=kind, multiple=True, metavar=metavar, help=text)
-    # An empty list is nothing that a help text should show.
-    shown = default not in (None, [])
-    if isinstance(default, list):
-        default = ",".join(map(str, default)) or ()
-    return Option(name, section, type=kind, default=default, help=text, show_default=shown)
 
 
 def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:

@@ -30,9 +30,9 @@ from forerun.cli.prompt import (
 )
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.session import keep, keep_what_there_is, open_session, restore
-from forerun.cli.target_file import check_writable
 from forerun.engine.resolve import Resolved
 from forerun.params import SamplingParams
+from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
     from forerun.cli.report import Outcome, Output

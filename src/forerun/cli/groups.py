@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-CommandTable = Mapping[str, tuple[str, str]]
+from forerun.cli.commands import Group, Row, command_of
+
+CommandTable = Mapping[str, tuple[str, str] | Row | Group]
 """By name, of one word or two: the module whose `command` it is, or whose `command_for` makes it of what
 follows a colon, and a line for the help."""
 
@@ -30,7 +32,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        name, _, kind = self.table[cmd_name][0].partition(":")
+        row = self.table[cmd_name]
+        if isinstance(row, Group):
+            return LazyGroup(cmd_name, row.rows, help=row.text)
+        if isinstance(row, Row) and row.example:
+            return command_of(cmd_name, row)
+        name, _, kind = row[0].partition(":")
         module: Any = importlib.import_module(name)
         command: click.Command = module.command_for(kind) if kind else module.command
         return command
@@ -46,7 +53,13 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl(
+                [(name, _about(self.table[name])) for name in self.list_commands(ctx)]
+            )
+
+
+def _about(row: tuple[str, str] | Row | Group) -> str:
+    return row.about if isinstance(row, (Row, Group)) else row[1]
 
 
 def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Command]]:

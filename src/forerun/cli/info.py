@@ -10,14 +10,15 @@ import click
 from click.core import ParameterSource
 
 from forerun.cli.combinations import check_context
+from forerun.cli.commands import print_json
 from forerun.cli.completion import completion
 from forerun.cli.flags import json_option, place_options
-from forerun.cli.machine import made_with, print_json
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import size_text
+from forerun.report.machine import made_with
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint, Placement, RunConfig

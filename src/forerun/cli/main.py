@@ -13,11 +13,38 @@ import click
 
 from forerun import __version__
 from forerun.cli import streams
+from forerun.cli.commands import Group, Row
 from forerun.cli.groups import LazyGroup
 from forerun.errors import ForerunError
 from forerun.progress import heard_by
 
-COMMANDS = {
+DIFFUSION = {
+    "bench": Row(
+        "forerun.diffusion.commands.bench",
+        "What each method costs and saves, and the roofline.",
+        example="forerun diffusion bench --methods speculative --steps 128",
+        assumed="all methods, with the small model of digits",
+        files=("plot",),
+    ),
+    "distill": Row(
+        "forerun.diffusion.commands.distill",
+        "Halve a model's steps by training, again and again.",
+        example="forerun diffusion distill --pipeline images --output few-steps",
+    ),
+    "prove": Row(
+        "forerun.diffusion.commands.prove",
+        "Prove that speculative sampling keeps the law.",
+        example="forerun diffusion prove --steps 50",
+        assumed="targets in closed form",
+    ),
+    "sample": Row(
+        "forerun.diffusion.commands.sample",
+        "Make images or clips, with fewer passes if you like.",
+        example="forerun diffusion sample --method speculative --output digits.png",
+        assumed="ten digits of the small model that comes along",
+    ),
+}
+COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
     "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
     "bench kv": (
         "forerun.cli.bench_kv",
@@ -29,16 +56,30 @@ COMMANDS = {
         "Does a trained head load in other engines, and draft as trained?",
     ),
     "demo": ("forerun.cli.demo", "Three questions, answered with speculation and without."),
-    "diffusion": (
-        "forerun.cli.diffusion",
+    "diffusion": Group(
         "Diffusion models with fewer network passes, one way of them exact.",
+        "Diffusion models of diffusers with fewer network passes, one way of them exact.",
+        DIFFUSION,
     ),
     "export": ("forerun.cli.export", "Write a trained head as other engines load it."),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
-    "roofline": ("forerun.cli.roofline", "What bounds a model's forwards on this machine."),
-    "simulate": ("forerun.cli.simulate", "What speculation would gain, without running a model."),
+    "roofline": Row(
+        "forerun.bench.roofline.request",
+        "What bounds a model's forwards on this machine.",
+        example="forerun roofline -m smollm2",
+        assumed="about zoo, the small model that comes with forerun",
+        files=("plot",),
+    ),
+    "simulate": Row(
+        "forerun.simulation.request",
+        "What speculation would gain, without running a model.",
+        example="forerun simulate --hardware h100 --target llama-3.1-70b --draft llama-3.1-8b",
+        assumed="assuming usual acceptances and a draft at a tenth of the target's cost",
+        files=("plot",),
+        torch=False,
+    ),
     "train": ("forerun.cli.train", "Train drafters for a model, from the model's own answers."),
     "tune": ("forerun.cli.tune", "Which drafter and length to use for a model and your prompts."),
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from forerun.cli.report import Outcome, Output
-from forerun.cli.target_file import write_file
 from forerun.engine.html import page
 from forerun.engine.requests import TokenEvent
 from forerun.measure.paired import Run
+from forerun.report.target_file import write_file
 
 
 class PageOutput(Output):

@@ -20,10 +20,10 @@ from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.results import give
-from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import CheckpointError, ConfigError
 from forerun.options import changes, pick
 from forerun.proof.effort import PARTS, Effort
+from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
@@ -115,8 +115,8 @@ def _report(
     proof: Proof,
     num_prompts: int,
 ) -> int:
-    from forerun.cli.machine import made_with
     from forerun.proof.certificate import certificate, result_of
+    from forerun.report.machine import made_with
 
     settings = _settings(values, engine, params, effort, num_prompts)
     content = {"settings": settings, **proof.as_dict()}

@@ -17,7 +17,6 @@ from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
 from forerun.cli.styles import coloured
-from forerun.cli.target_file import check_writable
 from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
@@ -25,6 +24,7 @@ from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text
 from forerun.measure.paired import Run
 from forerun.params import SamplingParams
+from forerun.report.target_file import check_writable
 
 WRONG_USE = 2
 MARK = "> "

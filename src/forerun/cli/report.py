@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.cli.machine import made_with, print_json
+from forerun.cli.commands import print_json
 from forerun.cli.prompt import SentPrompt
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
@@ -14,6 +14,7 @@ from forerun.engine.requests import TokenEvent, TokenLogprob
 from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
 from forerun.params import SamplingParams
+from forerun.report.machine import made_with
 from forerun.verification.explain import Explanation, Top
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.machine import made_with, print_json
+from forerun.cli.commands import print_json
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
-from forerun.cli.target_file import check_writable, write_file
 from forerun.errors import ConfigError
+from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ def give(result: Result, values: Mapping[str, Any], device: torch.device | None 
         draw(values["plot"], result.charts)
         click.echo(f"forerun: drawn to {values['plot']}", err=True)
     if values["json"]:
-        print_json({**made_with(device), **result.as_dict()})
+        print_json(replace(result, device=device).as_dict())
     else:
         from forerun.report.terminal import show
 

@@ -10,9 +10,9 @@ import click
 from forerun.cli.bars import waiting
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
-from forerun.cli.target_file import check_writable
 from forerun.errors import ForerunError
 from forerun.files import size_text
+from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.asked import in_steps
-from forerun.cli.machine import made_with
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
+from forerun.report.machine import made_with
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine

@@ -24,9 +24,9 @@ from forerun.cli.options import Command, Option
 from forerun.cli.param_types import FileName
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.results import give
-from forerun.cli.target_file import check_writable, write_file
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
+from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     from forerun.bench.tune.prediction import Prediction
@@ -77,7 +77,7 @@ def _run(
     from forerun.bench.tune.records import Records
     from forerun.bench.tune.run import default_candidates, tune, variants
     from forerun.bench.tune.workbench import Candidate, Workbench
-    from forerun.cli.machine import hardware, versions
+    from forerun.report.machine import hardware, versions
 
     sample = _sample(values["prompts"], settings.num_prompts)
     placement = {name: values[name] for name in (*_PLACEMENT, "max_context")}

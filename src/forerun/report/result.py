@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forerun.flags import settings_in
 from forerun.report.chart import Chart, Picture
+from forerun.report.machine import made_with
 from forerun.report.table import MEANINGS, Mark, Row, Table
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Sentence(NamedTuple):
@@ -36,7 +41,7 @@ class Result:
 
     Args:
         mode: which question it answers, for `--json`.
-        settings: all options, defaults included.
+        settings: options in use, defaults included, and what else makes the result again.
         rows: one flat object per setting.
         tables, charts: the rows in readable form.
         facts: values that apply to all rows.
@@ -49,6 +54,7 @@ class Result:
         figures: charts of a page, by the heading above them.
         described: how it was measured, by what the words are about.
         command: the command line that makes the result again.
+        device: device of the model; None if none was run.
     """
 
     mode: str = ""
@@ -67,6 +73,7 @@ class Result:
     figures: Mapping[str, Sequence[Figure]] = field(default_factory=dict)
     described: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
+    device: torch.device | None = None
 
     @property
     def legend(self) -> list[str]:
@@ -75,10 +82,13 @@ class Result:
         return [f"{mark} {MEANINGS[mark]}" for mark in Mark if mark and mark in marks]
 
     def as_dict(self) -> dict[str, Any]:
-        """The object of `--json`, without versions and hardware."""
+        """The object of `--json`."""
+        begun = made_with(self.device)
         if self.content is not None:
-            return dict(self.content)
+            settings = {"settings": dict(self.settings)} if self.settings else {}
+            return {**begun, **settings, **self.content}
         return {
+            **begun,
             "mode": self.mode,
             "settings": dict(self.settings),
             **({"answers": list(self.answers)} if self.answers else {}),
@@ -92,7 +102,32 @@ def as_sentence(text: str | Sentence) -> Sentence:
     return Sentence(text) if isinstance(text, str) else text
 
 
-def settings_of(request: Any) -> dict[str, Any]:
-    """Settings of a mode for `--json`, from a dataclass with the options' names."""
-    fields = asdict(request).items()
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
+class Interrupted(KeyboardInterrupt):
+    """An interruption of work that has a result so far.
+
+    Args:
+        result: result of what was done until then.
+    """
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
+
+
+def answer(run: Callable[[Any], Result], request: Any) -> Result:
+    """The result of a request, with the request's options among its settings.
+
+    Raises:
+        Interrupted: with what there is, settings included.
+    """
+    settings = settings_in(request)
+    try:
+        result = run(request)
+    except Interrupted as stopped:
+        stopped.result = _with_settings(stopped.result, settings)
+        raise
+    return _with_settings(result, settings)
+
+
+def _with_settings(result: Result, settings: Mapping[str, Any]) -> Result:
+    return replace(result, settings={**settings, **result.settings})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,40 +11,9 @@ from numpy.typing import ArrayLike
 from forerun.costs.forwards import RooflineCosts
 from forerun.costs.hardware import GB, TFLOPS, Hardware, find_hardware
 from forerun.costs.rounds import FREE, Costs, RoundCosts
-from forerun.costs.shapes import SHAPES, ModelShape, find_shape
+from forerun.costs.shapes import ModelShape, find_shape
 from forerun.errors import ConfigError
-
-# Batch sizes up to at least this number are searched for those at which speculation loses.
-REQUESTS = 1024
-
-
-@dataclass(frozen=True)
-class Request:
-    """Settings of a plan, named like the options."""
-
-    hardware: str | None
-    bandwidth: float | None
-    flops: float | None
-    memory: float | None
-    num_devices: int
-    parallel_efficiency: float
-    overhead: float
-    target: str
-    draft: str
-    cost_ratio: float | None
-    dtype: str
-    draft_dtype: str
-    cache_dtype: str
-    acceptance: Sequence[float]
-    lengths: Sequence[int]
-    batch: Sequence[int]
-    context: Sequence[int]
-    draft_window: int | None = None
-
-    @property
-    def most_requests(self) -> int:
-        """The largest batch size in the search for those at which speculation loses."""
-        return max(REQUESTS, *self.batch)
+from forerun.simulation.request import HardwareOptions, SimulateRequest
 
 
 @dataclass(frozen=True)
@@ -92,57 +60,69 @@ class Setup:
         return None if capacity is None else self.memory_bytes(batch_size, context) <= capacity
 
 
-def set_up(request: Request, find: Callable[[str], ModelShape] = find_shape) -> Setup:
+def set_up(request: SimulateRequest) -> Setup:
     """Compute the costs of target and draft.
-
-    Args:
-        find: function from a model's name to its dimensions.
 
     Raises:
         ConfigError, UnknownNameError: as `plan`.
     """
-    device = hardware_of(request)
-    target = RooflineCosts(
-        find(request.target),
-        device,
-        "bf16" if request.dtype == "auto" else request.dtype,
-        None if request.cache_dtype == "auto" else request.cache_dtype,
-        overhead=request.overhead / 1e3,
-        num_devices=request.num_devices,
-        parallel_efficiency=request.parallel_efficiency,
+    assert request.target is not None
+    target = target_costs(
+        request.machine, find_shape(request.target), request.dtype, request.cache_dtype
     )
     if request.draft_window is not None:
         return Setup(
             target, None, RoundCosts.of_models(target, WindowedCosts(target, request.draft_window))
         )
-    if request.draft.lower() == "none":
-        return Setup(target, None, RoundCosts.of_models(target, request.cost_ratio or 0.0))
-    precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype
-    draft = replace(target, shape=find(request.draft), precision=precision)
+    if request.draft is None or request.draft.lower() == "none":
+        ratio = request.cost_ratio[0] if request.cost_ratio else 0.0
+        return Setup(target, None, RoundCosts.of_models(target, ratio))
+    return with_draft(target, find_shape(request.draft), request.draft_dtype)
+
+
+def target_costs(
+    machine: HardwareOptions, shape: ModelShape, dtype: str, cache_dtype: str = "auto"
+) -> RooflineCosts:
+    """Costs of a target on hardware.
+
+    Raises:
+        ConfigError, UnknownNameError: as `hardware_of`.
+    """
+    return RooflineCosts(
+        shape,
+        hardware_of(machine),
+        "bf16" if dtype == "auto" else dtype,
+        None if cache_dtype == "auto" else cache_dtype,
+        overhead=machine.overhead / 1e3,
+        num_devices=machine.num_devices,
+        parallel_efficiency=machine.parallel_efficiency,
+    )
+
+
+def with_draft(target: RooflineCosts, shape: ModelShape, dtype: str) -> Setup:
+    """Costs of a target and of a draft model on the same hardware."""
+    precision = target.precision if dtype == "auto" else dtype
+    draft = replace(target, shape=shape, precision=precision)
     return Setup(target, draft, RoundCosts.of_models(target, draft))
 
 
-def hardware_of(request: Request) -> Hardware:
+def hardware_of(machine: HardwareOptions) -> Hardware:
     """The named device, with given limits in place of its own.
 
     Raises:
         ConfigError: without a name and both limits.
+        UnknownNameError: for a name that is not known.
     """
     own: dict[str, Any] = {}
-    if request.bandwidth is not None:
-        own["bandwidth"] = request.bandwidth * GB
-    if request.flops is not None:
-        own |= dict.fromkeys(("fp16", "fp32", "fp8"), request.flops * TFLOPS)
-    if request.memory is not None:
-        own["capacity"] = request.memory * GB
-    if request.hardware is not None:
-        return replace(find_hardware(request.hardware), **own)
+    if machine.bandwidth is not None:
+        own["bandwidth"] = machine.bandwidth * GB
+    if machine.flops is not None:
+        own |= dict.fromkeys(("fp16", "fp32", "fp8"), machine.flops * TFLOPS)
+    if machine.memory is not None:
+        own["capacity"] = machine.memory * GB
+    if machine.hardware is not None:
+        return replace(find_hardware(machine.hardware), **own)
     for name in ("bandwidth", "flops"):
-        if getattr(request, name) is None:
+        if getattr(machine, name) is None:
             raise ConfigError(f"your own hardware needs --{name}; add it, or name a --hardware.")
     return Hardware("your own", **own)
-
-
-def known_models() -> str:
-    """Names of the known models, as text for messages."""
-    return ", ".join(sorted(SHAPES))

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from forerun.costs.forwards import RooflineCosts
 from forerun.costs.rounds import LENGTHS, RoundCosts
 from forerun.options import check
-from forerun.report.result import Result, settings_of
-from forerun.simulation.hardware import Request, Setup, set_up
+from forerun.report.result import Result
+from forerun.simulation.hardware import Setup, set_up
 from forerun.simulation.planning_tables import (
     contexts_table,
     gains_chart,
@@ -21,6 +21,7 @@ from forerun.simulation.planning_tables import (
     losses_table,
     memory_table,
 )
+from forerun.simulation.request import SimulateRequest
 from forerun.theory.inputs import Floats
 
 LONGEST_CONTEXT = 1 << 24
@@ -31,7 +32,7 @@ FREE_DRAFTS = (
 )
 
 
-def plan(request: Request) -> Result:
+def plan(request: SimulateRequest) -> Result:
     """Compute a row for every acceptance, batch size and context, at the best of the lengths.
 
     Raises:
@@ -77,7 +78,7 @@ def plan(request: Request) -> Result:
     }
     notes = [FREE_DRAFTS] if setup.free_drafts else []
     charts = [gains_chart(request, setup)]
-    return Result("plan", settings_of(request), rows, tables, charts, facts, notes)
+    return Result("plan", {}, rows, tables, charts, facts, notes)
 
 
 def break_even_context(
@@ -130,7 +131,7 @@ def losing_batches(
     return [(int(a) + 1, int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]:
+def _break_even_contexts(request: SimulateRequest, setup: Setup) -> list[dict[str, Any]]:
     """Shortest contexts at which drafts from a window pay; empty for other drafts."""
     if request.draft_window is None:
         return []
@@ -145,7 +146,9 @@ def _break_even_contexts(request: Request, setup: Setup) -> list[dict[str, Any]]
     ]
 
 
-def _rows(request: Request, setup: Setup, acceptance: float, context: int) -> list[dict[str, Any]]:
+def _rows(
+    request: SimulateRequest, setup: Setup, acceptance: float, context: int
+) -> list[dict[str, Any]]:
     batch = np.array(request.batch)
     rounds = setup.rounds
     lengths, gains = rounds.best(acceptance, batch, context, lengths=request.lengths)

@@ -10,7 +10,8 @@ import numpy as np
 from forerun.costs.hardware import GB
 from forerun.report.chart import Curves, Line
 from forerun.report.table import Cell, Mark, Row, Table, long_table, speedup_cell
-from forerun.simulation.hardware import Request, Setup
+from forerun.simulation.hardware import Setup
+from forerun.simulation.request import SimulateRequest
 
 
 def tokens_text(count: int) -> str:
@@ -18,11 +19,11 @@ def tokens_text(count: int) -> str:
     return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
 
 
-def _contexts(request: Request) -> list[str]:
+def _contexts(request: SimulateRequest) -> list[str]:
     return [f"context {tokens_text(context)}" for context in request.context]
 
 
-def gains_table(request: Request, setup: Setup, rows: Sequence[Mapping[str, Any]]) -> Table:
+def gains_table(request: SimulateRequest, setup: Setup, rows: Sequence[Mapping[str, Any]]) -> Table:
     cells: dict[tuple[float, int, int], Cell] = {}
     for row in rows:
         cell = speedup_cell(row["speedup"], tail=f"@{row['length']}")
@@ -40,7 +41,7 @@ def gains_table(request: Request, setup: Setup, rows: Sequence[Mapping[str, Any]
     return Table(title, ["acceptance", "batch", *_contexts(request)], groups)
 
 
-def contexts_table(request: Request, contexts: Sequence[Mapping[str, Any]]) -> Table:
+def contexts_table(request: SimulateRequest, contexts: Sequence[Mapping[str, Any]]) -> Table:
     cells = {(row["acceptance"], row["batch"]): row["context"] for row in contexts}
     group = [
         [Cell(f"{a:g}"), *(Cell(str(cells[a, batch] or "none")) for batch in request.batch)]
@@ -50,7 +51,7 @@ def contexts_table(request: Request, contexts: Sequence[Mapping[str, Any]]) -> T
     return Table(title, ["acceptance", *(f"batch {batch}" for batch in request.batch)], [group])
 
 
-def losses_table(request: Request, losses: Sequence[Mapping[str, Any]]) -> Table:
+def losses_table(request: SimulateRequest, losses: Sequence[Mapping[str, Any]]) -> Table:
     texts = {
         (row["acceptance"], row["context"]): ", ".join(
             str(low) if low == high else f"{low}-{high}" for low, high in row["batches"]
@@ -65,7 +66,7 @@ def losses_table(request: Request, losses: Sequence[Mapping[str, Any]]) -> Table
     return Table(title, ["acceptance", *_contexts(request)], [group])
 
 
-def memory_table(request: Request, rows: Sequence[Mapping[str, Any]]) -> Table:
+def memory_table(request: SimulateRequest, rows: Sequence[Mapping[str, Any]]) -> Table:
     by_place = {(row["batch"], row["context"]): row for row in rows}
     group = [
         [Cell(str(batch)), *(_memory_cell(by_place[batch, context]) for context in request.context)]
@@ -97,7 +98,7 @@ def limits_table(setup: Setup) -> Table:
     return long_table(f"Models on {where}, batch 1, no context", columns, rows)
 
 
-def gains_chart(request: Request, setup: Setup) -> Curves:
+def gains_chart(request: SimulateRequest, setup: Setup) -> Curves:
     batch = np.unique(np.geomspace(1, request.most_requests, 64).astype(int))
     panels = {}
     for context, name in zip(request.context, _contexts(request), strict=True):

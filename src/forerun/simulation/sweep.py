@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from forerun.report.chart import Curves, HeatMap, Line
-from forerun.report.result import Result, settings_of
+from forerun.report.result import Result
 from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
 from forerun.simulation.independent import simulate_independent
+from forerun.simulation.request import SimulateRequest
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.formulas import expected_tokens, speedup
 
@@ -21,26 +21,7 @@ ADAPTIVE_ROUNDS = 10_000
 MAP_POINTS = 101
 
 
-@dataclass(frozen=True)
-class Request:
-    """Settings of a sweep, named like the options.
-
-    Args:
-        acceptance, cost_ratio, lengths: values to sweep over; every combination is a row.
-        rounds: number of rounds to simulate per setting; None for formulas only.
-        seed: seed of the simulation.
-        policy: `adaptive` adds rows with the adaptive length.
-    """
-
-    acceptance: Sequence[float]
-    cost_ratio: Sequence[float]
-    lengths: Sequence[int]
-    rounds: int | None
-    seed: int
-    policy: str
-
-
-def sweep(request: Request) -> Result:
+def sweep(request: SimulateRequest) -> Result:
     """Compute a row for every acceptance, cost ratio and length."""
     rows = [
         row
@@ -49,11 +30,10 @@ def sweep(request: Request) -> Result:
         for row in _rows(request, acceptance, ratio)
     ]
     table = _wide_table(request, rows) if request.rounds is None else _long_table(rows)
-    settings = settings_of(request) | {"level": LEVEL}
-    return Result("sweep", settings, rows, [table], charts(request))
+    return Result("sweep", {"level": LEVEL}, rows, [table], charts(request))
 
 
-def _rows(request: Request, acceptance: float, ratio: float) -> list[dict[str, Any]]:
+def _rows(request: SimulateRequest, acceptance: float, ratio: float) -> list[dict[str, Any]]:
     gains = np.asarray(speedup(acceptance, np.array(request.lengths), ratio)).tolist()
     best = gains.index(max(gains))
     rows = []
@@ -81,7 +61,7 @@ def _rows(request: Request, acceptance: float, ratio: float) -> list[dict[str, A
 
 
 def _simulated(
-    request: Request, acceptance: float, ratio: float, length: int | AdaptiveLength
+    request: SimulateRequest, acceptance: float, ratio: float, length: int | AdaptiveLength
 ) -> dict[str, Any]:
     # The random numbers of a setting do not depend on the other settings.
     key = 0 if isinstance(length, AdaptiveLength) else length
@@ -97,7 +77,7 @@ def _simulated(
     return drawn | ({"length": outcome.mean_length} if key == 0 else {})
 
 
-def _wide_table(request: Request, rows: list[dict[str, Any]]) -> Table:
+def _wide_table(request: SimulateRequest, rows: list[dict[str, Any]]) -> Table:
     """A table with lengths below each other and acceptances side by side."""
     cells: dict[tuple[float, str, float], Cell] = {}
     for row in rows:
@@ -143,7 +123,7 @@ def length_text(row: Row) -> str:
     return f"adaptive {length:.1f}" if row["policy"] == "adaptive" else str(length)
 
 
-def charts(request: Request) -> list[Curves | HeatMap]:
+def charts(request: SimulateRequest) -> list[Curves | HeatMap]:
     """Charts of the speed-up by length, and at the best length by acceptance and cost ratio."""
     lengths = np.array(request.lengths)
     panels = {

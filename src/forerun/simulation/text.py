@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -12,9 +11,10 @@ import numpy as np
 from forerun import files
 from forerun.errors import ConfigError
 from forerun.report.chart import Curves, Line
-from forerun.report.result import Result, settings_of
+from forerun.report.result import Result
 from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
 from forerun.simulation.language_models import LanguageModel, NgramModel
+from forerun.simulation.request import SimulateRequest
 from forerun.simulation.rounds import Simulation
 from forerun.simulation.simulator import Speculation, speculative
 from forerun.simulation.sweep import LEVEL, length_text
@@ -24,28 +24,6 @@ from forerun.theory.formulas import speedup
 # Counting n-grams takes about ten times the text's size in memory, and half a second per million.
 MOST_BYTES = 16 << 20
 _CACHED_ROWS = 1 << 14
-
-
-@dataclass(frozen=True)
-class Request:
-    """Settings of a simulation on a text, named like the options.
-
-    Args:
-        text: name of the file.
-        unit: unit of a token: "character" or "word".
-        target_order, draft_order: n of the n-gram models.
-        num_tokens: number of tokens to generate at each length.
-    """
-
-    text: str
-    unit: str
-    target_order: int
-    draft_order: int
-    lengths: Sequence[int]
-    cost_ratio: Sequence[float]
-    num_tokens: int
-    seed: int
-    policy: str
 
 
 def read_text(file: str) -> str:
@@ -64,7 +42,7 @@ def read_text(file: str) -> str:
     return text
 
 
-def simulate_text(request: Request, content: str) -> Result:
+def simulate_text(request: SimulateRequest, content: str) -> Result:
     """Compute a row for every cost ratio and length, from one run per length.
 
     Raises:
@@ -83,9 +61,8 @@ def simulate_text(request: Request, content: str) -> Result:
         for ratio in request.cost_ratio
         for row in _mark_best([_row(name, run, ratio) for name, run in runs.items()])
     ]
-    settings = settings_of(request) | {"level": LEVEL}
     facts = {"characters": len(content), "vocab_size": target.vocab_size}
-    return Result("text", settings, rows, [_table(rows)], [_chart(request, rows)], facts)
+    return Result("text", {"level": LEVEL}, rows, [_table(rows)], [_chart(request, rows)], facts)
 
 
 def _cached(model: NgramModel, order: int) -> LanguageModel:
@@ -95,7 +72,9 @@ def _cached(model: NgramModel, order: int) -> LanguageModel:
 
 
 def _run(
-    request: Request, pair: tuple[LanguageModel, LanguageModel], length: int | AdaptiveLength
+    request: SimulateRequest,
+    pair: tuple[LanguageModel, LanguageModel],
+    length: int | AdaptiveLength,
 ) -> Simulation:
     # The random numbers of a length do not depend on the other lengths.
     rng = np.random.default_rng([request.seed, length if isinstance(length, int) else 0])
@@ -147,7 +126,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return long_table(title, columns, rows, ["cost_ratio"])
 
 
-def _chart(request: Request, rows: list[dict[str, Any]]) -> Curves:
+def _chart(request: SimulateRequest, rows: list[dict[str, Any]]) -> Curves:
     lines = {}
     for ratio in request.cost_ratio:
         fixed = [row for row in rows if (row["cost_ratio"], row["policy"]) == (ratio, "fixed")]

@@ -19,7 +19,7 @@ from forerun.bench.roofline.measured import (
     time_forwards,
     time_prefill,
 )
-from forerun.bench.roofline.request import Request
+from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, TARGET, Row
 from forerun.bench.shapes import open_model
@@ -30,7 +30,6 @@ from forerun.engine.load import Pair
 from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.errors import ConfigError
 from forerun.models.memory import check_memory
-from forerun.models.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -41,37 +40,27 @@ class Models:
     draft: CausalLM | None
 
     @classmethod
-    def load(
-        cls,
-        request: Request,
-        placement: Placement,
-        *,
-        draft_dtype: str = "auto",
-        revision: str | None = None,
-        threads: int | None = None,
-    ) -> Models:
+    def load(cls, request: RooflineRequest) -> Models:
         """The models of a request; the known draft where none is named.
-
-        Args:
-            threads: of the CPU; None for torch's own number.
 
         Raises:
             ConfigError: on a CPU without the compiled kernels, which measure its limits.
             ForerunError: for a model that cannot be read or run.
         """
-        target = open_model(request.model, revision)
+        placement = request.place.placement
+        target = open_model(request.model, request.place.revision)
         pair = Pair(target, target.run_config(placement))
         draft = request.draft_model or KNOWN_DRAFTS.get(request.model)
         if draft is not None:
-            pair = pair.with_draft(open_model(draft), replace(placement, dtype=draft_dtype))
+            pair = pair.with_draft(open_model(draft), replace(placement, dtype=request.draft_dtype))
         if pair.run.device.type == "cpu":
-            _ready(threads)
+            _ready(request.place.threads)
         capacity = max(request.contexts) + max(request.counts)
         capacity = min(capacity, target.summary.max_context)
         check_memory(pair.needs(1, capacity), pair.run.device)
         return cls(target.load(pair.run), pair.load_draft() if pair.draft else None)
 
-    def timed(self, request: Request) -> list[Timed]:
+    def timed(self, request: RooflineRequest) -> list[Timed]:
         """With the tokens of their forwards."""
         drafts = [] if self.draft is None else [Timed(DRAFT, self.draft, [1])]
         return [Timed(TARGET, self.target, request.counts), *drafts]
@@ -88,7 +77,7 @@ def _ready(threads: int | None) -> None:
         ) from None
 
 
-def measure(request: Request, models: Models) -> Roofline:
+def measure(request: RooflineRequest, models: Models) -> Roofline:
     """Rows of target and draft, the machine's limits, and what its cache is worth to the draft.
 
     Raises:
@@ -109,7 +98,7 @@ def measure(request: Request, models: Models) -> Roofline:
     return replace(roofline, notes=notes)
 
 
-def _on_cpu(request: Request, models: Models, timed: Sequence[Timed]) -> Roofline:
+def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[Timed]) -> Roofline:
     machine = Machine()
     # The kernels hold torch to one thread, which a model on torch should not be.
     torch.set_num_threads(use_threads(None))
@@ -142,7 +131,7 @@ def _peaks(rows: Sequence[Row]) -> dict[str, float]:
     return {instruction(row.precision): row.peak for row in reversed(rows)}
 
 
-def _on_device(request: Request, timed: Sequence[Timed]) -> Roofline:
+def _on_device(request: RooflineRequest, timed: Sequence[Timed]) -> Roofline:
     target = timed[0].model
     on_cuda = target.device.type == "cuda"
     device = hardware_called(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from forerun.bench.roofline.request import Request
+from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Subject
 from forerun.costs.forwards import RooflineCosts
+from forerun.costs.rounds import RoundCosts
 from forerun.costs.shapes import ModelShape, find_shape, read_shape
 from forerun.errors import CheckpointError, UnknownNameError
 from forerun.files import size_text
@@ -19,20 +20,20 @@ from forerun.simulation import hardware
 _MOST_TOKENS = 1 << 14
 
 
-def predict(request: Request, plan: hardware.Request) -> Roofline:
+def predict(request: RooflineRequest) -> Roofline:
     """Rows of target and draft by the roofline.
-
-    Args:
-        plan: the hardware, and the precisions; its models are those of the request.
 
     Raises:
         ConfigError: for hardware without the limits that are needed.
         UnknownNameError: for unknown hardware, models or precisions.
         CheckpointError: for a config that cannot be read, or lacks a dimension.
     """
-    plan = replace(plan, target=request.model, draft=request.draft_model or "none")
-    setup = hardware.set_up(plan, shape_named)
-    target, draft = setup.target, setup.draft
+    target = hardware.target_costs(request.machine, shape_named(request.model), request.place.dtype)
+    setup = hardware.Setup(target, None, RoundCosts.of_models(target, 0.0))
+    if request.draft_model is not None:
+        shape = shape_named(request.draft_model)
+        setup = hardware.with_draft(target, shape, request.draft_dtype)
+    draft = setup.draft
     limits, contexts = target.limits, sorted(set(request.contexts))
     rows = [
         _subject(TARGET, target).row(n, context, limits)

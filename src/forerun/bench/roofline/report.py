@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.bench.roofline.result import InCache, Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row
@@ -14,25 +14,28 @@ from forerun.report.chart import Dots, Roof
 from forerun.report.result import Result
 from forerun.report.table import Cell, Mark, Table, long_table
 
+if TYPE_CHECKING:
+    import torch
+
 _LABELLED = (2, 4, 8, 16, 32, 64)
 _TOLD = (4, 8, 16, 64)
 
 
-def report_of(roofline: Roofline, settings: dict[str, object]) -> Result:
+def report_of(roofline: Roofline, device: torch.device | None = None) -> Result:
     """The result of the command.
 
     Args:
-        settings: all options, for `--json`.
+        device: of the model that was run, if any.
     """
     return Result(
         mode=roofline.mode,
-        settings=settings,
         rows=[asdict(row) for row in roofline.rows],
         tables=list(_tables(roofline)),
         charts=[roof(roofline)],
         facts=roofline.as_facts(),
         notes=roofline.notes,
         answers=list(_answers(roofline)),
+        device=device,
     )
 
 

@@ -13,10 +13,10 @@ from forerun.diffusion.commands.requests import DRAFT, NUM_DRAFT_STEPS, Sampling
 from forerun.diffusion.commands.sample import picture_path, save_rows
 from forerun.diffusion.settings import DraftKind, DraftSteps
 from forerun.errors import ConfigError, ForerunError
-from forerun.options import Text, options
+from forerun.options import FileName, option, options
 from forerun.progress import report, say
 from forerun.report.chart import Dots, Roof
-from forerun.report.result import Result, settings_of
+from forerun.report.result import Result
 from forerun.report.table import Cell, Mark, Row, Table, long_table
 
 if TYPE_CHECKING:
@@ -39,18 +39,25 @@ class DiffusionBenchRequest(Sampling):
     with the given eta or 1. Then runs of the network over batch sizes, as a roofline.
     """
 
-    methods: tuple[Literal["cfg_cache", "feature_cache", "key_frames", "speculative"], ...] = Field(
+    methods: tuple[
+        Literal["none", "cfg_cache", "feature_cache", "key_frames", "speculative"], ...
+    ] = option(
+        section="Methods",
         default=("cfg_cache", "feature_cache", "key_frames", "speculative"),
-        description="Methods to measure, with commas between; what a pipeline cannot is left out.",
+        description="Methods to measure; what a pipeline cannot is left out. none: the roofline alone.",
     )
     num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
     draft: DraftKind = DRAFT
-    pairs: int = Field(default=3, ge=1, le=1000, description="Timed runs of each, in turns.")
+    pairs: int = option(
+        default=3, ge=1, le=1000, description="Timed runs of each, in turns.", section="Effort"
+    )
     batches: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
         default=(1, 2, 4, 8, 16, 32), description="Batch sizes of the roofline."
     )
-    sheet: Text | None = Field(
-        default=None, description="Write the first ten samples of each there (.png, of clips .gif)."
+    sheet: FileName | None = option(
+        section="Other",
+        default=None,
+        description="Write the first ten samples of each there (.png, of clips .gif).",
     )
 
 
@@ -61,6 +68,8 @@ def run(request: DiffusionBenchRequest) -> Result:
         ConfigError: if nothing can be measured; says why.
         ForerunError: for a pipeline or conditions that do not fit.
     """
+    import torch
+
     from forerun.diffusion.measuring import machine_limits, runs_by_batch
 
     pipeline = request.open()
@@ -82,12 +91,12 @@ def run(request: DiffusionBenchRequest) -> Result:
     roofline = [{**asdict(run), "intensity": run.intensity} for run in runs]
     return Result(
         mode="diffusion bench",
-        settings=settings_of(request),
         rows=rows,
         tables=[*([_table(rows)] if rows else []), *([_batches(roofline)] if runs else [])],
         charts=[_roof(type(pipeline).__name__, runs, *machine_limits())] if runs else [],
         facts={"roofline": roofline},
         notes=notes,
+        device=torch.device("cpu"),
     )
 
 

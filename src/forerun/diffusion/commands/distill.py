@@ -12,7 +12,7 @@ from pydantic import Field
 from forerun.diffusion.commands.requests import Conditions
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
-from forerun.options import Text, options
+from forerun.options import FileName, option, options
 from forerun.report.result import Result
 
 if TYPE_CHECKING:
@@ -38,11 +38,9 @@ class DistillRequest(Conditions):
     with the same weights. The result is an ordinary pipeline directory.
     """
 
-    output: Text = Field(default="student", description="Folder for the student's pipeline.")
-    work: Text | None = Field(
-        default=None, description="Folder for the state; that of the output and .work."
+    start_steps: int = option(
+        default=64, ge=2, le=4096, description="Steps of the teacher.", section="Distillation"
     )
-    start_steps: int = Field(default=64, ge=2, le=4096, description="Steps of the teacher.")
     end_steps: int = Field(
         default=4, ge=1, le=2048, description="Steps of the student: halved again and again."
     )
@@ -53,6 +51,12 @@ class DistillRequest(Conditions):
     learning_rate: float = Field(default=5e-4, gt=0.0, le=1.0, description="Peak learning rate.")
     examples: int = Field(
         default=1024, ge=1, le=1_000_000, description="Samples of the teacher's own, to train on."
+    )
+    output: FileName = option(
+        description="Folder for the student's pipeline.", section="Other", kw_only=True
+    )
+    work: FileName | None = Field(
+        default=None, description="Folder for the state; that of the output and .work."
     )
 
 
@@ -85,7 +89,9 @@ def run(request: DistillRequest) -> Result:
     save_student(student, output)
     content = {"steps": student.steps, "approximate": True, "output": str(output)}
     said = f"a student of {student.steps} steps (approximate) in {output}"
-    return Result(content={"mode": "diffusion distill", **content}, answers=[said])
+    return Result(
+        content={"mode": "diffusion distill", **content}, answers=[said], device=pipeline.device
+    )
 
 
 def _examples(request: DistillRequest, pipeline: Any, path: Path) -> Examples:

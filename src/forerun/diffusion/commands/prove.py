@@ -10,7 +10,7 @@ from pydantic import Field
 from forerun.diffusion.commands.requests import Sampler
 from forerun.diffusion.settings import DraftSteps
 from forerun.errors import ConfigError
-from forerun.options import Text, changes, options
+from forerun.options import Text, changes, option, options
 from forerun.report.result import Result, Sentence
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ class DiffusionProofRequest(Sampler):
     Exit code 1: a defect was found.
     """
 
-    pipeline: Text = Field(
+    pipeline: Text = option(
+        section="Pipeline",
         default="none",
         description="Network to prove it on: a directory that diffusers wrote, or images; none for targets "
         "in closed form.",
     )
-    samples: int = Field(
-        default=512, ge=50, le=100_000, description="Samples of a test; more find smaller errors."
+    samples: int = option(
+        default=512,
+        ge=50,
+        le=100_000,
+        description="Samples of a test; more find smaller errors.",
+        section="Effort",
     )
     num_draft_steps: DraftSteps = Field(default=8, description="Most steps drafted a round.")
     dimensions: int = Field(
@@ -58,6 +63,8 @@ def run(request: DiffusionProofRequest) -> Result:
     Raises:
         ConfigError: for a sampler without noise, or a pipeline that makes clips.
     """
+    import torch
+
     from forerun.diffusion.proof import PLANTED, prove
     from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
@@ -80,6 +87,7 @@ def run(request: DiffusionProofRequest) -> Result:
         content={"mode": "diffusion prove", "passed": passed, "targets": parts},
         answers=[*(_in_words(name, proof) for name, proof in proofs.items()), said],
         exit_code=0 if passed else 1,
+        device=torch.device("cpu"),
     )
 
 

@@ -16,15 +16,13 @@ from forerun.diffusion.settings import (
 )
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import is_regular
-from forerun.options import Text, changes, options
+from forerun.options import FileName, Text, changes, option, options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from forerun.diffusion.methods import Config, Job
 
-PIPELINE = ("pipeline", "conditions", "threads")
-"""Options that say which pipeline runs, and how."""
 ACROSS = 10
 """Most samples in a row of a picture."""
 
@@ -33,12 +31,13 @@ ACROSS = 10
 class Conditions:
     """Pipeline and conditions of samples."""
 
-    pipeline: Text = Field(
+    pipeline: Text = option(
         default="images",
         description="A directory that diffusers wrote, or a small model of digits that comes along: "
         "images or images-4-steps.",
+        section="Pipeline",
     )
-    conditions: Text | None = Field(
+    conditions: FileName | None = Field(
         default=None,
         description="A safetensors file with prompt_embeds [B, tokens, width], and negative_prompt_embeds if "
         "there are any, in place of labels.",
@@ -46,9 +45,10 @@ class Conditions:
     threads: int | None = Field(
         default=None, ge=1, description="Threads of the CPU; torch's own number unless given."
     )
-    labels: tuple[int, ...] = Field(
+    labels: tuple[int, ...] = option(
         default=(),
         description="Labels of the samples, such as 3,4,6, in turn; all of 0 to 9 unless given.",
+        section="Sampling",
     )
     guidance_scale: float = Field(
         default=3.0,
@@ -189,7 +189,8 @@ OWN: dict[str, tuple[str, ...]] = {
 class Methods:
     """A method that takes fewer passes, and the settings of all of them."""
 
-    method: Literal["none", "cfg_cache", "feature_cache", "key_frames", "speculative"] = Field(
+    method: Literal["none", "cfg_cache", "feature_cache", "key_frames", "speculative"] = option(
+        section="Methods",
         default="none",
         description="Way to take fewer passes: cfg_cache, feature_cache and key_frames (of clips) are "
         "approximate, speculative is exact.",

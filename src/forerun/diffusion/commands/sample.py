@@ -12,8 +12,8 @@ from pydantic import Field
 
 from forerun.diffusion.commands.requests import ACROSS, Methods, Sampling
 from forerun.errors import ConfigError
-from forerun.options import Text, options
-from forerun.report.result import Result, settings_of
+from forerun.options import FileName, option, options
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,12 @@ class SampleRequest(Methods, Sampling):
     which is exact: its samples have the law of a stochastic sampler, which is chosen where none is given.
     """
 
-    compare: bool = Field(
-        default=False, description="Run the sampler as it is too, from the same noise."
+    compare: bool = option(
+        default=False,
+        description="Run the sampler as it is too, from the same noise.",
+        section="Other",
     )
-    output: Text | None = Field(
+    output: FileName | None = Field(
         default=None,
         description="Contact sheet (.png), or of clips a .gif, to write; samples.png or samples.gif, with "
         "a number where it exists, unless given.",
@@ -59,14 +61,15 @@ def run(request: SampleRequest) -> Result:
     if not made.exact:
         notes.append("approximate: changes the samples")
     return Result(
+        settings={"eta": request.eta, "scheduler": request.scheduler},
         content={
             "mode": "diffusion sample",
-            "settings": settings_of(request),
             **_content(request.method, made, full),
             "output": str(output),
         },
         answers=_answers(request.method, made, full),
         notes=[*notes, f"written to {output}"],
+        device=made.images.device,
     )
 
 

@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from forerun.contracts import DrafterSetup
 from forerun.drafters.lookup.corpus import Corpus, sorted_positions, with_separators
 from forerun.drafters.lookup.corpus_files import Texts
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, cache_folder
-from forerun.options import Text, options
+from forerun.options import FileName, option, options
 from forerun.progress import report
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def _listed(paths: Any) -> Any:
 class CorpusOptions:
     """Texts to quote from."""
 
-    corpus: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
+    corpus: Annotated[tuple[FileName, ...], BeforeValidator(_listed)] = option(
         default=(),
         description="A text file, or a folder of them, to quote from beside the text itself.",
-        json_schema_extra={"repeat": "path"},
+        repeat=True,
     )
 
 

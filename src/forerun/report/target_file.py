@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import click
-
 from forerun.errors import ConfigError
 from forerun.files import reason, write_text
+from forerun.progress import say
 
 
 def check_writable(option: str, file: str) -> None:
@@ -57,4 +56,4 @@ def write_file(what: str, file: str, text: str) -> None:
         write_text(file, text)
     except OSError as error:
         raise ConfigError(f"{what} {file} cannot be written: {reason(error)}.") from error
-    click.echo(f"forerun: {what} written to {file}", err=True)
+    say(f"{what} written to {file}")

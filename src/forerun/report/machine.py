@@ -1,16 +1,13 @@
-"""JSON objects, and what all of them begin with: versions and hardware.
+"""Versions and hardware, with which every object of `--json` begins.
 
 Only functions that need torch load it: some commands do without.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from forerun import __version__
 from forerun.processor import cpu_name
@@ -19,11 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMA_VERSION = 1
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """One object on one line of standard output."""
-    click.echo(json.dumps(content, allow_nan=False))
 
 
 def made_with(device: torch.device | None) -> dict[str, Any]:

@@ -1,0 +1,184 @@
+"""Commands that answer a request with a result: how one is made, run, and its result given."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from forerun.cli.bars import bars, waiting
+from forerun.cli.config import config_option
+from forerun.cli.options import Command, Note
+from forerun.cli.quiet import quiet_libraries
+from forerun.cli.requests import params_of, read_given
+from forerun.errors import ConfigError
+from forerun.flags import named, request_from
+from forerun.options import FileName, option, options
+
+if TYPE_CHECKING:
+    from forerun.report.result import Result
+
+
+class Row(NamedTuple):
+    """A command in the table.
+
+    Args:
+        module: its module, with the function that answers its request behind a colon; `run` unless named. A
+            module of the command line makes its `command` by itself.
+        about: a line for the help.
+        example: a command line that works, for who gives no arguments.
+        assumed: what it does without arguments, where it does something.
+        files: options of `Files` that it has.
+        torch: whether it loads torch, which takes seconds.
+        notes: further help by section.
+    """
+
+    module: str
+    about: str
+    example: str = ""
+    assumed: str = ""
+    files: Sequence[str] = ()
+    torch: bool = True
+    notes: Callable[[], Mapping[str, Note]] = dict
+
+
+class Group(NamedTuple):
+    """A group of commands in the table.
+
+    Args:
+        about: a line for the help of the whole.
+        text: its own help.
+        rows: its commands.
+    """
+
+    about: str
+    text: str
+    rows: Mapping[str, Row]
+
+
+@options
+class Files:
+    """Where a result goes besides the terminal, and how."""
+
+    html: FileName | None = option(
+        default=None, description="Write the report as a page, with charts.", section="Other"
+    )
+    markdown: FileName | None = option(default=None, description="Write the report as Markdown.")
+    json: bool = option(
+        default=False, description="Print one JSON object to standard output instead."
+    )
+    plot: FileName | None = option(
+        default=None, description="Draw it too, as .png, .svg or .pdf; needs forerun[plot]."
+    )
+
+
+def command_of(name: str, row: Row) -> click.Command:
+    """The command of a row, with the options of its request."""
+    module_name, _, function = row.module.partition(":")
+    module = importlib.import_module(module_name)
+    run = getattr(module, function or "run")
+    kind = getattr(module, run.__annotations__["request"])
+    taken = ("json", *row.files)
+
+    @click.pass_context
+    def callback(ctx: click.Context, /, **_: Any) -> int:
+        files = request_from(Files, read_given(ctx, Files))
+        _check_files(files)
+        given = read_given(ctx, kind)
+        request = request_from(kind, given)
+        try:
+            result = _answered(run, request, row)
+        except ConfigError as error:
+            raise named(error, given) from error
+        except KeyboardInterrupt as stopped:
+            if (found := getattr(stopped, "result", None)) is not None:
+                give(found, files)
+            raise
+        return give(result, files)
+
+    return Command(
+        name,
+        params=[
+            *params_of(kind),
+            *(param for param in params_of(Files) if param.name in taken),
+            config_option(),
+        ],
+        callback=callback,
+        help=(kind.__doc__ or "").partition("\n\nArgs:")[0],
+        example=row.example,
+        assumed=row.assumed,
+        notes=row.notes,
+    )
+
+
+def _answered(run: Callable[[Any], Result], request: Any, row: Row) -> Result:
+    if row.torch:
+        quiet_libraries()
+        with waiting("starting"):
+            importlib.import_module("torch")
+    from forerun.report.result import answer
+
+    with bars():
+        return answer(run, request)
+
+
+def _check_files(files: Files) -> None:
+    """Check that charts can be drawn, and files written, before anything is computed.
+
+    Raises:
+        ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
+    """
+    from forerun.report.target_file import check_writable
+
+    for name in ("html", "markdown"):
+        if getattr(files, name) is not None:
+            check_writable(f"--{name}", getattr(files, name))
+    if files.plot is None:
+        return
+    from forerun.report.plot import FORMATS, format_of
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; run: pip install 'forerun[plot]'.")
+    if format_of(files.plot) not in FORMATS:
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ConfigError(f"--plot is {files.plot}; give a file name that ends in one of {kinds}.")
+    check_writable("--plot", files.plot)
+
+
+def give(result: Result, files: Files) -> int:
+    """Print a result and write the files that are asked for; the exit code.
+
+    Raises:
+        ConfigError: where a file cannot be written.
+    """
+    if files.json:
+        print_json(result.as_dict())
+    else:
+        from forerun.report.terminal import show
+
+        show(result)
+    if files.plot is not None:
+        from forerun.report.plot import draw
+
+        draw(files.plot, result.charts)
+        click.echo(f"forerun: drawn to {files.plot}", err=True)
+    from forerun.report.target_file import write_file
+
+    if files.markdown is not None:
+        from forerun.report.markdown import document
+
+        write_file("report", files.markdown, document(result))
+    if files.html is not None:
+        from forerun.report.html import page
+
+        write_file("page", files.html, page(result))
+    return result.exit_code
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print an object on one line of standard output."""
+    click.echo(json.dumps(content, allow_nan=False))

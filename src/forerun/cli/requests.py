@@ -1,0 +1,169 @@
+"""Requests on the command line: click's parameters of a request, and the request that they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from forerun.cli.completion import COMPLETED, PATHS, matching
+from forerun.cli.foreign import METHODS
+from forerun.cli.options import Option, flag_of
+from forerun.flags import (
+    FILE,
+    FLAG,
+    KILO,
+    VARIABLE,
+    Flag,
+    Given,
+    flags_of,
+    joined,
+    read_value,
+)
+
+_SOURCES = {
+    ParameterSource.COMMANDLINE: FLAG,
+    ParameterSource.ENVIRONMENT: VARIABLE,
+    ParameterSource.DEFAULT_MAP: FILE,
+}
+_NAMES = {"number": "float", "object": "name=value", "string": "text", "boolean": "boolean"}
+# Of the positional form of an option.
+_ARGUMENT = "{}_argument"
+
+
+class Value(click.ParamType[Any]):
+    """Value of an option, read as its declaration says."""
+
+    def __init__(self, flag: Flag) -> None:
+        self.flag = flag
+        self.name = "file" if flag.is_path else _NAMES.get(flag.kind, flag.kind)
+        if flag.kind == "array" and not flag.use.repeat:
+            self.name = flag.name.rpartition("_")[2]
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.split(os.pathsep) if self.flag.is_path else [rv]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.flag.name == "method":
+            value = METHODS.get(value, value)
+        try:
+            return read_value(self.flag, value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        # bash offers files where no name fits, and forgets the names before them.
+        path = self.flag.is_path or self.flag.name in PATHS
+        files = [CompletionItem(incomplete, type="file")] if path else []
+        return files + matching(_names_of(self.flag), incomplete)
+
+
+def _names_of(flag: Flag) -> Iterable[str]:
+    """Values that a shell offers for an option."""
+    if flag.use.names is not None:
+        return flag.use.names()
+    names: Callable[[], Iterable[str]] = COMPLETED.get(flag.name, tuple)
+    return flag.inner.get("enum") or names()
+
+
+def params_of(kind: type) -> Iterator[click.Parameter]:
+    """Parameters of a command that makes a request."""
+    for flag in flags_of(kind):
+        if flag.use.argument:
+            name = flag.name.upper()
+            yield click.Argument(
+                [_ARGUMENT.format(flag.name)],
+                type=Value(flag),
+                nargs=-1,
+                metavar=name if flag.required else f"[{name}]",
+            )
+        yield option_of(flag)
+
+
+def option_of(flag: Flag) -> Option:
+    section, text, default = flag.use.section, flag.schema.get("description", ""), flag.default
+    if flag.kind == "boolean":
+        off, default = bool(default), bool(default)
+        return Option(flag.name, section, off=off, is_flag=True, default=default, help=text)
+    if flag.repeated:
+        several = flag.use.repeat or flag.kind == "object"
+        # Nothing is shown of an empty list.
+        shown = _listed(default) if default else None
+        return Option(
+            flag.name,
+            section,
+            type=Value(flag),
+            multiple=several,
+            default=(shown,) if several and shown else shown,
+            help=f"{text} Repeatable." if several else text,
+            callback=partial(_join, flag),
+        )
+    how = {"required": True} if flag.required and not flag.use.argument else {"default": default}
+    return Option(flag.name, section, type=Value(flag), help=text, **how)
+
+
+def _join(flag: Flag, ctx: click.Context, param: click.Parameter, value: Sequence[Any]) -> Any:
+    """The value of a repeated option."""
+    if ctx.get_parameter_source(flag.name) is ParameterSource.DEFAULT:
+        return flag.default
+    try:
+        return joined(flag, value if getattr(param, "multiple", False) else [value])
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """A list as a flag takes it; integers that follow each other are a range."""
+    if not all(isinstance(value, int) for value in values):
+        return ",".join(f"{value:g}" if isinstance(value, float) else value for value in values)
+    if len(values) > 2 and list(values) == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}-{values[-1]}"
+    return ",".join(str(n) if n % KILO or not n else f"{n // KILO}k" for n in values)
+
+
+def read_given(ctx: click.Context, kind: type) -> Given:
+    """Options of a request that were given, and where.
+
+    Raises:
+        UsageError: for an argument that is missing, or given as a flag too.
+    """
+    values, sources, written = dict[str, Any](), dict[str, int](), dict[str, str]()
+    for flag in flags_of(kind):
+        source = ctx.get_parameter_source(flag.name)
+        if source in _SOURCES:
+            values[flag.name] = ctx.params[flag.name]
+            sources[flag.name] = _SOURCES[source]
+        if flag.use.argument:
+            words = ctx.params[_ARGUMENT.format(flag.name)]
+            _take_argument(ctx, flag, words, values, sources, written)
+    return Given(values, sources, lambda name: written.get(name) or flag_of(ctx, name))
+
+
+def _take_argument(
+    ctx: click.Context,
+    flag: Flag,
+    words: tuple[str, ...],
+    values: dict[str, Any],
+    sources: dict[str, int],
+    written: dict[str, str],
+) -> None:
+    name = flag.name.upper()
+    if not words:
+        if flag.required and flag.name not in values:
+            example = getattr(ctx.command, "example", "")
+            raise click.UsageError(f"Missing argument '{name}'. For example: {example}", ctx)
+        return
+    if len(words) > 1:
+        raise click.UsageError(f'{name} is several words; quote it: "{" ".join(words)}".', ctx)
+    if sources.get(flag.name) == FLAG:
+        text = f"the argument {name} and --{flag.name} exclude each other; leave one out."
+        raise click.UsageError(text, ctx)
+    values[flag.name], sources[flag.name] = words[0], FLAG
+    written[flag.name] = f"the argument {name}"

@@ -1,0 +1,150 @@
+"""Options that say which model a command runs and how, and the opening and loading of that model."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from forerun.compression import NO_COMPRESSION, Compression
+from forerun.errors import ConfigError, shown
+from forerun.options import Text, option, options
+from forerun.progress import say
+
+if TYPE_CHECKING:
+    from forerun.engine.engine import Engine
+    from forerun.engine.resolve import Resolved
+    from forerun.models import Checkpoint, Placement
+
+# Caches are allocated in steps of this many tokens.
+CONTEXT_STEP = 64
+
+
+@options
+class ModelOptions:
+    """A model and how it runs."""
+
+    model: Text = option(
+        default="zoo",
+        description="A checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) "
+        "or smollm2.",
+    )
+    revision: Text | None = option(default=None, description="Branch, tag or commit on the hub.")
+    dtype: Text = option(
+        default="auto",
+        description="auto (as stored), fp32, bf16, fp16, or on the CPU kernels int8 or int4.",
+    )
+    device: Text = option(default="auto", description="auto, cpu, cuda or mps.")
+    backend: Text = option(
+        default="auto", description="kernels (forerun's own, on the CPU), torch, or auto."
+    )
+    max_context: int | None = option(
+        default=None,
+        ge=1,
+        description="Tokens of prompt and output at most; as many as are needed.",
+    )
+    threads: int | None = option(
+        default=None,
+        ge=1,
+        description="Threads of the CPU, its cores at most; torch's own number.",
+    )
+    kv_dtype: Text = option(
+        default="auto",
+        description="Precision of the target's keys and values: auto (as its weights, or bf16), fp32, bf16, "
+        "int8 or int4; part of the model, like --dtype.",
+    )
+
+    @property
+    def placement(self) -> Placement:
+        """Precision, device and backend, checked."""
+        from forerun.models import Placement
+
+        return Placement(self.dtype, self.device, self.backend)
+
+    def open(self) -> Checkpoint:
+        """The model that is named; it will run on as many threads as are asked for.
+
+        Raises:
+            ForerunError: for a model that cannot be run, or a context that it does not have.
+        """
+        from forerun.models import Checkpoint
+
+        set_threads(self.threads)
+        checkpoint = Checkpoint.open(self.model, self.revision)
+        check_context(self.max_context, checkpoint)
+        return checkpoint
+
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        choice: Resolved | None,
+        *,
+        max_context: int,
+        max_batch_size: int = 1,
+        prefix_reuse: bool = True,
+        compression: Compression = NO_COMPRESSION,
+    ) -> Engine:
+        """An engine for an open model; says what was chosen where the options leave it open.
+
+        Args:
+            choice: how to speculate; None decodes plainly.
+            max_context, max_batch_size, prefix_reuse, compression: as of `forerun.load`.
+        """
+        from forerun.engine.load import load
+
+        engine = load(
+            checkpoint,
+            False if choice is None else choice,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            kv_dtype=self.kv_dtype,
+            max_batch_size=max_batch_size,
+            max_context=max_context,
+            prefix_reuse=prefix_reuse,
+            compression=compression,
+        )
+        if compression.is_on:
+            method = compression.kv_method
+            say(f"kv_method {method!r} is approximate: what it evicts changes the output")
+        if choice is not None and choice.note:
+            say(choice.note)
+        return engine
+
+
+def set_threads(threads: int | None) -> None:
+    """Have torch and the CPU kernels use this many threads, or as many as there are cores.
+
+    More would only wait for each other.
+    """
+    if threads is None:
+        return
+    import torch
+
+    from forerun.models.cpu import set_num_threads
+
+    cores = os.cpu_count() or 1
+    if threads > cores:
+        say(
+            f"warning: threads is {shown(threads)}; this machine has {cores} cores, which are used."
+        )
+    set_num_threads(min(threads, cores))
+    torch.set_num_threads(min(threads, cores))
+
+
+def check_context(max_context: int | None, checkpoint: Checkpoint) -> None:
+    """Refuse a context above the model's own.
+
+    Raises:
+        ConfigError: with the model's number.
+    """
+    longest = checkpoint.summary.max_context
+    if max_context is not None and max_context > longest:
+        raise ConfigError(
+            f"max_context is {max_context}; the context of {checkpoint.name} is {longest} tokens, "
+            "give at most that."
+        )
+
+
+def in_steps(context: int) -> int:
+    """The tokens that a cache is allocated for where this many are needed."""
+    return -(-context // CONTEXT_STEP) * CONTEXT_STEP
