@@ -44,6 +44,18 @@ def test_work_that_reports_has_a_bar() -> None:
     assert "nobody" not in out.getvalue()
 
 
+def test_no_bar_stands_at_its_end() -> None:
+    terminal, out = console()
+    with bars(terminal):
+        report("writing", 1, 2)
+        report("writing", 2, 2)
+        before = len(out.getvalue())
+        report("training", 1, 4)
+        after = out.getvalue()[before:]
+    assert "training" in after
+    assert "writing" not in after
+
+
 def test_what_is_done_soon_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY", 1e9)
     terminal, out = console()

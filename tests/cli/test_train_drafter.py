@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cli.train_data import _TimeLeft
 from forerun.cli.train_proof import SAMPLINGS
 from forerun.proof.effort import Effort
 from forerun.proof.proof import Proof
+from forerun.training.loop import Trainer
 from tests.helpers.command_line import Cli
 from tests.helpers.drafter_runs import save_data
 
@@ -39,6 +41,8 @@ def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
     args = ("--real-run-prompts", "1", "--real-run-tokens", "4")
     result = cli.run(*command(cli, tmp_path, *args))
     assert result.exit_code == 0, result.output
+    assert "training on 20 conversations for 60 minutes at most, or 100 tokens" in result.stderr
+    assert "3 steps are too few to judge a medusa head by" in result.stderr
     assert "a real run at temperature 0: acceptance length " in result.stdout
     assert " x plain decoding, 1 of 1 answers equal to it" in result.stdout
     own = json.loads((tmp_path / "head" / "forerun.json").read_text())
@@ -133,7 +137,7 @@ def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     args = ("train", "medusa", cli.target, *SMALL, "--no-real-run")
     result = cli.run(*args)
     assert result.exit_code == 0, result.output
-    assert f"writes {file} first" in result.stderr
+    assert f"writes {file} first: 6 conversations to be trained on" in result.stderr
     written = file.read_text()
     assert len(written.splitlines()) == 7
     assert not Path(f"{file}.part").exists()
@@ -148,6 +152,44 @@ def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     refusal = cli.run(*args)
     assert refusal.exit_code == 2
     assert "holds answers of 'other'" in refusal.stderr
+
+
+def test_an_interrupted_training_says_how_it_goes_on(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: Trainer, fraction: float) -> int:
+        raise KeyboardInterrupt
+
+    args = command(cli, tmp_path, "--no-real-run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", stop)
+        stopped = cli.run(*args)
+    assert stopped.exit_code == 130
+    assert (
+        f"{tmp_path / 'head' / 'training'} keeps the training; the same command" in stopped.stderr
+    )
+    assert cli.run(*args).exit_code == 0
+
+
+def test_a_started_file_is_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("made.jsonl.part").touch()
+    limits = ("--num-conversations", "1", "--max-tokens", "4", "--prompt-tokens", "4")
+    result = cli.run("train", "data", cli.target, "--output", "made.jsonl", *limits)
+    assert "made.jsonl.part is what an interrupted 'forerun train' has written" in result.stderr
+
+
+def test_the_time_that_is_left_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+    clock = iter([0.0, 60.0, 120.0])
+    monkeypatch.setattr("forerun.cli.train_data.perf_counter", lambda: next(clock))
+    left = _TimeLeft(lambda _, done, __: seen.append(done))
+    for done in (40, 41, 90, 95):
+        left("conversations", done, 1000)
+    assert seen == [40, 41, 90, 95]
+    assert capsys.readouterr().err == "forerun: 910 more conversations, about 18 minutes\n"
 
 
 def test_from_nothing_with_a_config_of_the_training(

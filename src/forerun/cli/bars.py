@@ -83,4 +83,7 @@ class _Bars:
         if what not in self._tasks:
             # What was done before is not part of the speed.
             self._tasks[what] = self.progress.add_task(what, total=total, completed=done)
-        self.progress.update(self._tasks[what], completed=done, total=total, refresh=True)
+        # A bar that stands at its end would look like work that hangs.
+        self.progress.update(
+            self._tasks[what], completed=done, total=total, visible=not ended, refresh=True
+        )

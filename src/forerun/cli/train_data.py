@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,7 @@ from forerun.cli.results import give
 from forerun.errors import ConfigError, TrainingError, shown
 from forerun.files import printable
 from forerun.options import pick
+from forerun.progress import Watch, watched_by
 from forerun.report.result import Result
 from forerun.training.records import RECORDS
 from forerun.training.settings import DataSettings
@@ -55,6 +57,12 @@ def train_data(ctx: click.Context, /, **values: Any) -> None:
     _one_model(ctx, values)
     quiet_libraries()
     output = values["output"] or _file_of(values["model"])
+    if not Path(output).exists() and Path(f"{output}.part").exists():
+        click.echo(
+            f"forerun: {output}.part is what an interrupted 'forerun train' has written; rename it to "
+            f"{output} to go on from it",
+            err=True,
+        )
     with _open(values, output) as run:
         summary = _run(run, output)
     content = {"output": output, "settings": run.making, **summary.as_dict()}
@@ -74,13 +82,16 @@ def data_of(model: str, threads: int | None) -> str:
     if Path(file).exists() or "RANK" in os.environ:
         _refuse_other_model(file, model)
         return file
-    click.echo(f"forerun: {model} writes {file} first, to be trained on", err=True)
     # A config file is that of the training, with other keys.
     params = [option for option in command.params if option.name != "config"]
     asked = [] if threads is None else ["--threads", str(threads)]
     values = click.Command("data", params=params).make_context("data", [model, *asked]).params
     part = f"{file}.part"
     with _open({**values, "model": model}, part) as run:
+        click.echo(
+            f"forerun: {model} writes {file} first: {run.wanted} conversations to be trained on",
+            err=True,
+        )
         _run(run, part)
     Path(part).replace(file)
     return file
@@ -141,7 +152,7 @@ def _run(run: DataRun, output: str) -> Summary:
             err=True,
         )
     try:
-        with bars():
+        with bars() as watch, watched_by(_TimeLeft(watch)):
             return run.run()
     except KeyboardInterrupt:
         click.echo(
@@ -150,6 +161,32 @@ def _run(run: DataRun, output: str) -> Summary:
             err=True,
         )
         raise
+
+
+class _TimeLeft:
+    """A watcher that says once, after a twentieth of the work, how long the rest takes.
+
+    Args:
+        watch: the watcher that is told as well.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self._began, self._said = watch, perf_counter(), False
+        self._first: int | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._watch(what, done, total)
+        if self._first is None:
+            self._first = done
+        new = done - self._first
+        if self._said or 20 * new < total:
+            return
+        self._said = True
+        minutes = (perf_counter() - self._began) * (total - done) / new / 60
+        if minutes >= 1:
+            click.echo(
+                f"forerun: {total - done} more {what}, about {minutes:.0f} minutes", err=True
+            )
 
 
 def _in_words(content: Mapping[str, Any]) -> list[str]:

@@ -47,17 +47,38 @@ def train_drafter(kind: str, **values: Any) -> int:
     in_the_end = pick(FinishSettings, values)
     out = Path(values["output"] or f"{PurePath(model).name or 'model'}-{kind}")
     data = values["data"] or [data_of(model, values["threads"])]
-    with bars():
-        run = DrafterRun(kind, own, settings, model, data, out, _show, values["begin_with"])
-        # Nobody else trains in the directory before the last figure is written.
-        with run.locked():
-            run.run()
-            if not run.processes.first:
-                return 0
-            measured = finish(run, in_the_end)
-            if in_the_end.prove:
-                measured = _prove(run, in_the_end.prove_tokens)
+    try:
+        with bars():
+            run = DrafterRun(kind, own, settings, model, data, out, _show, values["begin_with"])
+            # Nobody else trains in the directory before the last figure is written.
+            with run.locked():
+                _announce(run)
+                run.run()
+                if not run.processes.first:
+                    return 0
+                measured = finish(run, in_the_end)
+                if in_the_end.prove:
+                    measured = _prove(run, in_the_end.prove_tokens)
+    except KeyboardInterrupt:
+        click.echo(
+            f"forerun: {out / 'training'} keeps the training; the same command goes on from its last "
+            "saved step",
+            err=True,
+        )
+        raise
     return give(result_of(run.kind, str(out), measured), values, run.target.device)
+
+
+def _announce(run: DrafterRun) -> None:
+    """Say before a training what it does and how long it takes."""
+    if run.processes.first:
+        settings, count = run.settings, run.report.conversations["trained on"]
+        tokens = "" if settings.tokens is None else f", or {settings.tokens} tokens"
+        click.echo(
+            f"forerun: training on {count} conversations for {settings.minutes:g} minutes at most{tokens}; "
+            f"the best weights so far are in {run.out}",
+            err=True,
+        )
 
 
 def _prove(run: DrafterRun, num_tokens: int) -> Mapping[str, Any]:

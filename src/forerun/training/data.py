@@ -184,11 +184,12 @@ class DataRun:
 
     def _conversations(self) -> Generator[Conversation]:
         if not self._enough():
-            wanted = self._wanted - self.summary.conversations
+            wanted = self.wanted - self.summary.conversations
             yield from self._answering.conversations(self._next, wanted)
 
     @property
-    def _wanted(self) -> int:
+    def wanted(self) -> int:
+        """Most conversations of the file; very many without a limit."""
         settings = self._settings
         if settings.num_conversations is not None:
             return settings.num_conversations
@@ -198,7 +199,7 @@ class DataRun:
     def _enough(self) -> bool:
         tokens = self._settings.num_tokens
         full = tokens is not None and self.summary.answer_tokens >= tokens
-        return full or self.summary.conversations >= self._wanted
+        return full or self.summary.conversations >= self.wanted
 
     def _take(self, conversation: Conversation, waiting: Counter[str]) -> None:
         """Write a conversation, or count the reason why it was skipped, for the next record."""
@@ -220,7 +221,7 @@ class DataRun:
         self._report(conversation.item)
 
     def _report(self, item: int) -> None:
-        tokens, wanted = self._settings.num_tokens, self._wanted
+        tokens, wanted = self._settings.num_tokens, self.wanted
         if tokens is not None:
             report("answers (tokens)", self.summary.answer_tokens, tokens)
         elif self._questions is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
+from forerun.progress import report
 from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,9 @@ class Trainer:
             if time.monotonic() - saved > self.settings.save_every_seconds:
                 self.save()
                 saved = time.monotonic()
+            # In thousandths of the budget.
+            spent = 1000 * min(1.0, self.progress.fraction(self.settings))
+            report("training", int(spent), 1000)
             if self._watch is not None and self._watch(self):
                 break
         self.save()
