@@ -24,7 +24,7 @@ import forerun
 from benchmarks.cold_homes import empty_home
 from forerun.bench.prompts import Preparation
 from forerun.bench.rows import loops
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.bench.workloads import built_in
 from forerun.engine.engine import Engine
 from forerun.measure.intervals import median
@@ -56,7 +56,9 @@ class Measured:
         return loops(self.quoting.plain.completion.token_ids)
 
 
-def answered_before(engine: Engine, prompts: Sequence[Prompt], tokens: int, path: Path) -> Path:
+def answered_before(
+    engine: Engine, prompts: Sequence[EncodedPrompt], tokens: int, path: Path
+) -> Path:
     """A file of JSON lines with two answers to each prompt, drawn."""
     with path.open("w", encoding="utf-8") as file:
         for seed in (1, 2):
@@ -80,7 +82,7 @@ def engines(
 
 
 def measure(
-    both: tuple[Engine, Engine], prompts: Sequence[Prompt], temperature: float, tokens: int
+    both: tuple[Engine, Engine], prompts: Sequence[EncodedPrompt], temperature: float, tokens: int
 ) -> Iterator[Measured]:
     """All prompts, the two sides in turns."""
     for number, prompt in enumerate(prompts):
@@ -118,7 +120,7 @@ def _cell(pairs: Sequence[Pair]) -> str:
     return f"{tokens / forwards:.2f}, {median([pair.speedup for pair in pairs])} x"
 
 
-def _warm_up(both: tuple[Engine, Engine], prompt: Prompt) -> None:
+def _warm_up(both: tuple[Engine, Engine], prompt: EncodedPrompt) -> None:
     for engine in both:
         with warming_up(engine):
             run_pair(engine, list(prompt.token_ids), SamplingParams(temperature=0.0, max_tokens=16))

@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.deepened import layers_for, write_deep, write_deep_head
 from forerun.bench.engines import Workshop
-from forerun.bench.report import Report
-from forerun.bench.rows import ROWS, Row
-from forerun.bench.session import Session
+from forerun.bench.report import BenchReport
+from forerun.bench.rows import ROWS, MeasuredPair
+from forerun.bench.session import BenchSession
 from forerun.bench.settings import COLD, DEFAULT, Axes, Setting, cross, method_of
-from forerun.bench.summary import ALL, Cell, rate
+from forerun.bench.summary import ALL, SettingFigures, rate
 from forerun.cli.bars import bars
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.resolve import choose
@@ -101,7 +101,7 @@ def settings(
     return [*defaults, *fixed]
 
 
-def measure(deep: Deep, options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
+def measure(deep: Deep, options: argparse.Namespace) -> tuple[BenchReport, dict[str, Any]]:
     """The figures of all settings, and the beginning of the JSON."""
     params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True)
     chosen = settings(deep, options.methods, options.lengths, options.draft_model)
@@ -111,10 +111,12 @@ def measure(deep: Deep, options: argparse.Namespace) -> tuple[Report, dict[str, 
         plain = workshop.plain(prepared, params, 1)
         begin = made_with(plain.target.device)
         header = {"model": deep.path.name, "dtype": options.dtype, "hardware": begin["hardware"]}
-        done: list[Row] = []
+        done: list[MeasuredPair] = []
         file = options.rows and Ledger(options.rows, ROWS, header, done.append)
         with workshop.drafting(chosen, prepared, params, 1) as contestants:
-            session = Session(plain, contestants, prepared.prompts, params, options.temperatures)
+            session = BenchSession(
+                plain, contestants, prepared.prompts, params, options.temperatures
+            )
             session.done = {row.key: row for row in done}
             rows = session.usable()
             for row in session.run():
@@ -131,7 +133,7 @@ def measure(deep: Deep, options: argparse.Namespace) -> tuple[Report, dict[str, 
     }
     command = shlex.join(["python", "-m", "benchmarks.deep_target", *sys.argv[1:]])
     exactness = {contestant.name: str(contestant.engine.exactness) for contestant in contestants}
-    return Report(str(deep.path), command, facts, rows, exactness, notes=session.notes), begin
+    return BenchReport(str(deep.path), command, facts, rows, exactness, notes=session.notes), begin
 
 
 def _questions(options: argparse.Namespace) -> list[Question]:
@@ -141,13 +143,13 @@ def _questions(options: argparse.Namespace) -> list[Question]:
     return in_turns(first, options.num_questions)
 
 
-def shown(cells: Sequence[Cell]) -> list[Cell]:
+def shown(cells: Sequence[SettingFigures]) -> list[SettingFigures]:
     """The settings that a table shows: the defaults, and the best fixed length of each method.
 
     Args:
         cells: of one temperature, over all sets.
     """
-    best: dict[str, Cell] = {}
+    best: dict[str, SettingFigures] = {}
     for cell in cells:
         name = cell.setting if cell.setting in (DEFAULT, COLD) else method_of(cell.setting)
         if name not in best or cell.speedup.value > best[name].speedup.value:
@@ -155,7 +157,7 @@ def shown(cells: Sequence[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def table(report: Report, temperature: float) -> str:
+def table(report: BenchReport, temperature: float) -> str:
     """One temperature as a Markdown table: tokens a forward and the speed-up with its interval, by set."""
     cells = [cell for cell in report.cells if cell.temperature == temperature]
     found = {(cell.setting, cell.category): cell for cell in cells}
@@ -169,13 +171,13 @@ def table(report: Report, temperature: float) -> str:
     return as_markdown(Table.of("", header, rows, "l" * len(header)))
 
 
-def _figures(cell: Cell | None) -> str:
+def _figures(cell: SettingFigures | None) -> str:
     if cell is None or cell.tokens_per_forward is None:
         return "–"
     return f"{cell.tokens_per_forward.value:.2f}, {cell.speedup}"
 
 
-def text(report: Report) -> str:
+def text(report: BenchReport) -> str:
     """The report for people."""
     plain = rate([side for cell in report.whole for side in cell.plain])
     parts = [f"{name} {fact}" for name, fact in report.facts.items()]

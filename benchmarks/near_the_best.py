@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from forerun.bench.rows import PLAIN, ROWS, Row
+from forerun.bench.rows import PLAIN, ROWS, MeasuredPair
 from forerun.report.markdown import as_markdown
 from forerun.report.table import Table
 
@@ -53,7 +53,7 @@ Group = tuple[str, str, float, int]
 Found = dict[Group, dict[str, dict[tuple[str, ...], float]]]
 
 
-def found_in(rows: Iterable[Row]) -> Found:
+def found_in(rows: Iterable[MeasuredPair]) -> Found:
     """Speed-ups by group, setting (`4 tokens`, `auto`) and prompts."""
     found: Found = defaultdict(lambda: defaultdict(dict))
     for row in rows:

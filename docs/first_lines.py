@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "forerun"
 
 # Packages whose docstrings are still to be rewritten; they are checked only when they are named.
-NOT_YET = (
-    "cli",
-)
+NOT_YET = ("cli",)
 
 _REFUSED = re.compile(
     r"(It|Its|They|Their|Those|These|This|That|The same|Of|What|Which|Whether|How|Where|When|Who|As)\b|[a-z]"

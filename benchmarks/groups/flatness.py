@@ -9,8 +9,8 @@ from itertools import product
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting, local, spread
 from forerun.bench.machine import Machine, use_threads
-from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
-from forerun.bench.roofline.rows import TARGET, Row
+from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
+from forerun.bench.roofline.rows import TARGET, Forward
 from forerun.bench.shapes import build
 
 GROUP = 2
@@ -30,7 +30,7 @@ def run(setting: Setting) -> Iterator[Figure]:
     limits_now, rows = limits_of(Machine()), {}
     for model, precision in product(models, GOALS):
         setting.progress(f"2: {model} {precision}")
-        timed = [Timed(TARGET, build(model, precision), (1, 8, 16))]
+        timed = [TimedModel(TARGET, build(model, precision), (1, 8, 16))]
         for row in time_forwards(timed, (SHORT, LONG), setting.pick(15, 5), limits_now):
             rows[row.model, row.precision, row.n, row.context] = row
     for model in models:
@@ -43,7 +43,11 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def _flat(
-    rows: Mapping[tuple[str, str, int, int], Row], model: str, precision: str, n: int, goal: float
+    rows: Mapping[tuple[str, str, int, int], Forward],
+    model: str,
+    precision: str,
+    n: int,
+    goal: float,
 ) -> Iterator[Figure]:
     short, long = (rows[model, precision, n, context] for context in (SHORT, LONG))
     single = rows[model, precision, 1, SHORT]

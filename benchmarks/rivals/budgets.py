@@ -10,7 +10,7 @@ from operator import mul
 import numpy as np
 
 from benchmarks.rivals.replay import Offer, Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import Choice
+from forerun.bench.tune.replay import DraftChoice
 from forerun.costs.rounds import RoundCosts, Seconds
 
 # vLLM 0.33, v1/worker/gpu/spec_decode/acceptance_estimator.py.
@@ -88,8 +88,8 @@ class AdaptiveVerification(ReplayPolicy):
         # By request: what its drafts were expected to survive in the last rounds.
         self._old: dict[int, list[list[float]]] = {}
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
-        return [Choice(self.candidate, self.longest)] * len(views)
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
+        return [DraftChoice(self.candidate, self.longest)] * len(views)
 
     def keep(self, offers: Sequence[Offer]) -> list[int]:
         fresh = [list(accumulate(self.estimator.probabilities(o), mul)) for o in offers]

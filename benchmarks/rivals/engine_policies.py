@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, Choice
+from forerun.bench.tune.replay import PLAIN, DraftChoice
 from forerun.contracts import CausalLM, Drafter, Policy
 from forerun.core import NO_DRAFT, Draft, Origin, Plan, Request, RoundTimes, Verdict
 from forerun.costs.rounds import RoundCosts, Seconds
@@ -96,7 +96,7 @@ class EnginePolicy(ReplayPolicy):
         self._requests: dict[int, Request] = {}
         self._ids = 0
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
         requests = [self._request(view) for view in views]
         self.drafter.show(
             {request.request_id: view for request, view in zip(requests, views, strict=True)}
@@ -124,10 +124,10 @@ class EnginePolicy(ReplayPolicy):
         self.policy.release(request)
         self.drafter.release(request)
 
-    def _choice(self, plan: Plan) -> Choice:
+    def _choice(self, plan: Plan) -> DraftChoice:
         if not plan.num_tokens:
             return PLAIN
-        return Choice(self.candidates[plan.member or 0], plan.num_tokens)
+        return DraftChoice(self.candidates[plan.member or 0], plan.num_tokens)
 
     def _request(self, view: View) -> Request:
         if view.request not in self._requests:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from benchmarks.rivals.replay import ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, Choice, Recorded
+from forerun.bench.tune.replay import PLAIN, DraftChoice, Recorded
 from forerun.costs.rounds import RoundCosts
 
 
@@ -30,7 +30,7 @@ class Hindsight(ReplayPolicy):
         self._plan = _best_choices(recorded, costs, lengths)
         self._started: frozenset[str] = frozenset()
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
         [view] = views
         choice = self._plan[view.position, self._started]
         if choice.candidate is not None:
@@ -38,7 +38,7 @@ class Hindsight(ReplayPolicy):
         return [choice]
 
 
-_Plan = dict[tuple[int, frozenset[str]], Choice]
+_Plan = dict[tuple[int, frozenset[str]], DraftChoice]
 
 
 def _best_choices(
@@ -68,7 +68,7 @@ def _best_choices(
                     whole = one.nodes[at] != one.depths[at] and drafted == one.depths[at]
                     nodes = one.nodes[at] if whole else drafted
                     seconds = costs[name].round(nodes, 1, context).total
-                    rounds.append((seconds, Choice(name, length), one.advance(at, drafted)))
+                    rounds.append((seconds, DraftChoice(name, length), one.advance(at, drafted)))
         for started in subsets:
             best = float("inf")
             for seconds, choice, emitted in rounds:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, Choice
+from forerun.bench.tune.replay import PLAIN, DraftChoice
 from forerun.costs.rounds import RoundCosts, Seconds
 
 
-def chosen(candidate: str, num_tokens: int, count: int) -> list[Choice]:
+def chosen(candidate: str, num_tokens: int, count: int) -> list[DraftChoice]:
     """The same for all requests."""
-    return [Choice(candidate, num_tokens) if num_tokens else PLAIN] * count
+    return [DraftChoice(candidate, num_tokens) if num_tokens else PLAIN] * count
 
 
 # SGLang 0.5.23, python/sglang/srt/speculative/adaptive_spec_params.py: steps by batch size, and how far
@@ -71,7 +71,7 @@ class MovingAverage(ReplayPolicy):
             for size, (steps, down) in STEPS.items()
         }
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
         slot = self._slot(len(views))
         return chosen(self.candidate, slot.steps[slot.at], len(views))
 
@@ -92,7 +92,7 @@ class Goodput(ReplayPolicy):
         self.name = f"{candidate}, TurboSpec's goodput"
         self.acceptance = 0.7
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
         context = sum(view.context for view in views) / len(views)
 
         def goodput(length: int) -> float:
@@ -142,7 +142,7 @@ class Autotune(ReplayPolicy):
         self._forget()
         self._cooldown = 0
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
         explores = self._source.random() < EXPLORE
         self._at = self._source.randrange(self.longest) if explores else self._best
         return chosen(self.candidate, self._at + 1, len(views))

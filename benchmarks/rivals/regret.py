@@ -13,7 +13,7 @@ from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
 from forerun.bench.tune.prediction import costs_of
-from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.replay import plain_seconds
 from forerun.costs.rounds import RoundCosts
 from forerun.policies import make_policy
@@ -33,7 +33,7 @@ class Workload:
     """
 
     name: str
-    texts: Sequence[Mapping[str, Output]]
+    texts: Sequence[Mapping[str, RecordedOutput]]
     costs: Mapping[str, RoundCosts]
 
     @classmethod
@@ -80,7 +80,7 @@ class Workload:
 
 
 def common_scale(
-    costs: Mapping[str, RoundCosts], texts: Sequence[Mapping[str, Output]]
+    costs: Mapping[str, RoundCosts], texts: Sequence[Mapping[str, RecordedOutput]]
 ) -> dict[str, RoundCosts]:
     """Costs of several candidates as of one machine at one time: plain decoding of the texts takes the
     same in all."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from forerun.bench.tune.replay import (
     PLAIN,
-    Choice,
+    DraftChoice,
     Recorded,
     Replayed,
-    Row,
+    ReplayedRequest,
     Verified,
     round_seconds,
 )
@@ -44,7 +44,7 @@ class View:
     tokens: Tokens
 
     @classmethod
-    def of(cls, number: int, row: Row) -> View:
+    def of(cls, number: int, row: ReplayedRequest) -> View:
         """The view of a request."""
         output, at = row.output, row.position
         confidences = {name: one.confidences[at] for name, one in row.recorded.items()}
@@ -78,12 +78,12 @@ class Offer:
     where it is a point mass."""
 
     view: View
-    choice: Choice
+    choice: DraftChoice
     drafted: int
     token_probs: tuple[float, ...]
 
     @classmethod
-    def of(cls, row: Row, view: View, choice: Choice) -> Offer:
+    def of(cls, row: ReplayedRequest, view: View, choice: DraftChoice) -> Offer:
         """What is drafted for a request."""
         choice, drafted = row.draft(choice)
         probs: tuple[float, ...] = ()
@@ -114,7 +114,7 @@ class ReplayPolicy(ABC):
     name: str
 
     @abstractmethod
-    def choose(self, views: Sequence[View]) -> Sequence[Choice]:
+    def choose(self, views: Sequence[View]) -> Sequence[DraftChoice]:
         """What to draft for each request."""
 
     def keep(self, offers: Sequence[Offer]) -> Sequence[int]:
@@ -139,8 +139,8 @@ class Fixed(ReplayPolicy):
     def name(self) -> str:  # type: ignore[override]
         return f"{self.candidate}, {self.num_tokens}" if self.num_tokens else "plain"
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
-        choice = Choice(self.candidate, self.num_tokens) if self.num_tokens else PLAIN
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
+        choice = DraftChoice(self.candidate, self.num_tokens) if self.num_tokens else PLAIN
         return [choice] * len(views)
 
 
@@ -157,7 +157,7 @@ def replay(
     Raises:
         ConfigError: for a request whose candidates were recorded on different texts.
     """
-    rows = list(map(Row, batch))
+    rows = list(map(ReplayedRequest, batch))
     for row in rows:
         check_same_text(row.recorded)
     # A policy without a drafter of its own pays what its engine does: that of the first candidate.

@@ -11,7 +11,7 @@ import pytest
 from forerun.bench.contestants import Drafting
 from forerun.bench.engines import Workshop
 from forerun.bench.prompts import Prepared
-from forerun.bench.runs import Prompt, run_plain
+from forerun.bench.runs import EncodedPrompt, run_plain
 from forerun.bench.settings import DEFAULT, Axes, cross
 from forerun.files import CACHE_VARIABLE
 from forerun.models import Checkpoint
@@ -19,7 +19,7 @@ from forerun.models.checkpoint import loading_once
 from forerun.params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24)
-PROMPT = Prompt("0", "a", (1, 2, 3, 1, 2, 3, 1, 2))
+PROMPT = EncodedPrompt("0", "a", (1, 2, 3, 1, 2, 3, 1, 2))
 
 
 def test_only_the_warm_default_begins_with_the_disk_and_leaves_something_there(

@@ -6,8 +6,8 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from forerun.bench.report import Report
-from forerun.bench.rows import Row
+from forerun.bench.report import BenchReport
+from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD, DEFAULT
 from forerun.bench.tables import result_of, tables
 from forerun.report.html import page
@@ -17,11 +17,11 @@ from tests.helpers.bench_rows import failed_row, made_row
 NAME = 'draft_model <x>&"y", 3 tokens'
 
 
-def report(rows: list[Row]) -> Report:
-    return Report("a <b> model", "forerun bench -m 'a <b>'", {"machine": "c & d"}, rows)
+def report(rows: list[MeasuredPair]) -> BenchReport:
+    return BenchReport("a <b> model", "forerun bench -m 'a <b>'", {"machine": "c & d"}, rows)
 
 
-def full() -> list[Row]:
+def full() -> list[MeasuredPair]:
     rows = [
         made_row(name, n, value, category=category, temperature=t, batch=batch)
         for name, value in ((NAME, 1.4), ("suffix, 6 tokens", 0.9), ("default", 1.1))
@@ -90,7 +90,7 @@ def test_peers_are_compared_with_what_one_can_choose() -> None:
         for name, value in (("peer", 1.0), (DEFAULT, 1.5), (COLD, 3.0))
         for n in range(6)
     ]
-    made = Report("m", "c", {}, rows, peers={"peer": {"name": "peer"}}, notes=["what cold is"])
+    made = BenchReport("m", "c", {}, rows, peers={"peer": {"name": "peer"}}, notes=["what cold is"])
     [sentence] = made.beside_peers
     assert "1.50 x at its own best" in sentence
     assert {row[0].text for row in tables(made)[0].rows} == {"peer", DEFAULT, COLD}

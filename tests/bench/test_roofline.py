@@ -20,12 +20,12 @@ from forerun.bench import shapes
 from forerun.bench.forwards import Forwards
 from forerun.bench.machine import Machine
 from forerun.bench.roofline.local import Models, hardware_called, measure
-from forerun.bench.roofline.measured import Timed, limits_of, time_forwards
+from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
 from forerun.bench.roofline.predicted import predict, shape_named
 from forerun.bench.roofline.report import report_of, roof
 from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row, Subject, Turn, free_tokens
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward, Subject, Turn, free_tokens
 from forerun.bench.shapes import SHAPES, RandomSource, build, config_of
 from forerun.bench.traffic import (
     forward_bytes,
@@ -209,7 +209,7 @@ def test_measured_rows() -> None:
 def test_the_result_is_json_and_its_costs_a_table() -> None:
     result = report_of(measured())
     content = json.loads(json.dumps({**result.facts, "rows": result.rows}, allow_nan=False))
-    assert set(content["rows"][0]) == set(Row.__dataclass_fields__)
+    assert set(content["rows"][0]) == set(Forward.__dataclass_fields__)
     table = CostTable.from_rows(tuple(row) for row in content["costs"]["target"])
     assert (table.num_tokens, table.batch_sizes, table.contexts) == ((1, 4), (1,), (16, 64))
     one, four = content["rows"][2:4]
@@ -244,7 +244,7 @@ def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
 def test_without_the_instruction_the_peak_is_what_a_prefill_reaches() -> None:
     model, machine = build("tiny", "bf16"), Machine()
     machine.multiply = lambda precision: None  # type: ignore[method-assign]
-    rows = time_forwards([Timed(TARGET, model, (1, 4))], (16,), 1, limits_of(machine))
+    rows = time_forwards([TimedModel(TARGET, model, (1, 4))], (16,), 1, limits_of(machine))
     assert 0 < rows[0].peak < math.inf
 
 

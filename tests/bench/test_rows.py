@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.rows import ROWS, Row
+from forerun.bench.rows import ROWS, MeasuredPair
 from forerun.bench.serving_keys import acceptance_histogram
 from forerun.measure.ledger import Ledger
 from tests.helpers.bench_rows import failed_row, made_row
@@ -34,4 +34,4 @@ def test_serving_keys_count_the_same_rounds() -> None:
     rates = content["spec_decode_per_position_acceptance_rates"]
     assert rates == pytest.approx([1, 2 / 3, 2 / 3])
     assert content["speculative_decoding"]["acceptance_histogram"] == histogram
-    assert Row.from_dict(content) == row
+    assert MeasuredPair.from_dict(content) == row

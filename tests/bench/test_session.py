@@ -11,9 +11,9 @@ import pytest
 
 from forerun.bench import runs
 from forerun.bench.contestants import Drafting, Measured
-from forerun.bench.rows import Row
-from forerun.bench.runs import Prompt, Timed, run_drafting, run_plain
-from forerun.bench.session import TRIES, Session, grouped
+from forerun.bench.rows import MeasuredPair
+from forerun.bench.runs import EncodedPrompt, Timed, run_drafting, run_plain
+from forerun.bench.session import TRIES, BenchSession, grouped
 from forerun.bench.settings import COLD, DEFAULT, Setting
 from forerun.bench.verdict import FEW
 from forerun.core import Plan, Request
@@ -27,7 +27,7 @@ from forerun.policies.fixed import FixedPolicy
 from tests.matrix import DRAFT, TARGET
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
-PROMPTS = [Prompt(str(n), "ab"[n % 2], (1, n)) for n in range(5)]
+PROMPTS = [EncodedPrompt(str(n), "ab"[n % 2], (1, n)) for n in range(5)]
 ROWS = 3
 
 
@@ -41,9 +41,9 @@ def drafting(method: str = "draft_model") -> Drafting:
     return Drafting(Setting(method, config), engine)
 
 
-def session(*contestants: Any, **more: Any) -> Session:
+def session(*contestants: Any, **more: Any) -> BenchSession:
     plain = Engine(TARGET, max_batch_size=ROWS, prefix_reuse=False)
-    return Session(plain, contestants, PROMPTS, PARAMS, **more)
+    return BenchSession(plain, contestants, PROMPTS, PARAMS, **more)
 
 
 class Failing(Drafting):
@@ -54,7 +54,9 @@ class Failing(Drafting):
         super().__init__(replace(other.setting, method="failing"), other.engine)
         self.left = times
 
-    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+    def measure(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
+    ) -> Measured:
         if self.left:
             self.left -= 1
             raise RuntimeError("out of\norder")
@@ -197,8 +199,10 @@ def test_time_ends_between_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_losers_are_left_out_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Row, "speedup", property(lambda row: 0.9 + 0.2 * ("r" in row.key.setting)))
-    many = [Prompt(str(n), "a", (1, n)) for n in range(FEW + 3)]
+    monkeypatch.setattr(
+        MeasuredPair, "speedup", property(lambda row: 0.9 + 0.2 * ("r" in row.key.setting))
+    )
+    many = [EncodedPrompt(str(n), "a", (1, n)) for n in range(FEW + 3)]
     for minutes, left in ((0.0, 3), (1000.0, 3), (2.0, 0)):
         clock = iter(range(10_000))
         monkeypatch.setattr(
@@ -266,4 +270,4 @@ def test_rows_survive_json() -> None:
     import json
 
     for row in session(drafting(), Failing(1), temperatures=(0.0, 1.0), batches=(1, 3)).run():
-        assert Row.from_dict(json.loads(json.dumps(row.as_dict()))) == row
+        assert MeasuredPair.from_dict(json.loads(json.dumps(row.as_dict()))) == row

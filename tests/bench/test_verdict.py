@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from forerun.bench.rows import Row, loops
+from forerun.bench.rows import MeasuredPair, loops
 from forerun.bench.settings import COLD, DEFAULT
 from forerun.bench.summary import ALL, picked_fairly, summarize
-from forerun.bench.verdict import Verdict, defects, verdicts
+from forerun.bench.verdict import Recommendation, defects, verdicts
 from tests.helpers.bench_rows import failed_row, made_row
 
 
-def rows_of(setting: str, speedups: Sequence[float], category: str = "code") -> list[Row]:
+def rows_of(setting: str, speedups: Sequence[float], category: str = "code") -> list[MeasuredPair]:
     return [made_row(setting, n, value, category=category) for n, value in enumerate(speedups)]
 
 
-def only(rows: Sequence[Row]) -> Verdict:
+def only(rows: Sequence[MeasuredPair]) -> Recommendation:
     [verdict] = verdicts(summarize(rows))
     return verdict
 

@@ -10,7 +10,7 @@ import pytest
 import forerun
 from benchmarks.cold_homes import empty_home
 from benchmarks.corpus import answered_before, engines, measure, table
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 
 
 @pytest.mark.zoo
@@ -18,7 +18,9 @@ def test_answers_given_before_are_the_corpus(tmp_path: Path) -> None:
     with empty_home(), forerun.load("zoo", False) as plain:
         assert plain.tokenizer is not None
         texts = ("def add(first, second):\n", "class Queue:\n")
-        prompts = [Prompt(text, text[:3], tuple(plain.tokenizer.encode(text))) for text in texts]
+        prompts = [
+            EncodedPrompt(text, text[:3], tuple(plain.tokenizer.encode(text))) for text in texts
+        ]
         path = answered_before(plain, prompts, 8, tmp_path / "answers.jsonl")
         answers = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
         assert len(answers) == 4

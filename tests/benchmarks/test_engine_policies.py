@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.replay import Fixed, View, replay
-from forerun.bench.tune.records import Output
-from forerun.bench.tune.replay import Choice, Replayed, plain_seconds
+from forerun.bench.tune.records import RecordedOutput
+from forerun.bench.tune.replay import DraftChoice, Replayed, plain_seconds
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import auto
@@ -25,7 +25,9 @@ MOST_LOST = 0.04 * 128 + 1.0
 A_ROUND = 1.0
 
 
-def recorded(candidate: str, accepted: int, confidence: float = 1.0, text: int = 0) -> Output:
+def recorded(
+    candidate: str, accepted: int, confidence: float = 1.0, text: int = 0
+) -> RecordedOutput:
     """Drafts of six tokens at most, of which as many as given are accepted everywhere."""
     made = output(candidate, LENGTH, text=text)
     depths = tuple(min(6, LENGTH - at - 1) for at in range(LENGTH))
@@ -38,7 +40,7 @@ def recorded(candidate: str, accepted: int, confidence: float = 1.0, text: int =
     )
 
 
-def by_auto(recorded: Mapping[str, Output], **table: float) -> Replayed:
+def by_auto(recorded: Mapping[str, RecordedOutput], **table: float) -> Replayed:
     """Decoded by `auto`, choosing among all candidates."""
     tables = {name: costs(**table) for name in recorded}
     first = next(iter(tables.values()))
@@ -71,7 +73,7 @@ def test_drafters_answer_what_was_recorded_at_the_position() -> None:
     positions: list[int] = []
 
     class Watching(EnginePolicy):
-        def choose(self, views: Sequence[View]) -> list[Choice]:
+        def choose(self, views: Sequence[View]) -> list[DraftChoice]:
             positions.append(views[0].position)
             return super().choose(views)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.near_the_best import cells, found_in, main, overall
-from forerun.bench.rows import PLAIN, ROWS, Key, Row, Side
+from forerun.bench.rows import PLAIN, ROWS, MeasuredPair, PairKey, Side
 from forerun.measure.ledger import Ledger
 
 
-def row(setting: str, prompt: int, speedup: float, category: str = "chat") -> Row:
+def row(setting: str, prompt: int, speedup: float, category: str = "chat") -> MeasuredPair:
     side = Side(100, 1.0 / speedup, None, (), (), {})
     plain = Side(100, 1.0, None, (), (), {})
-    return Row(Key(setting, 0.0, 1, category, (str(prompt),)), "of it", side, plain)
+    return MeasuredPair(PairKey(setting, 0.0, 1, category, (str(prompt),)), "of it", side, plain)
 
 
 MADE = [

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, View, replay
-from forerun.bench.tune.replay import PLAIN, Choice, plain_seconds
+from forerun.bench.tune.replay import PLAIN, DraftChoice, plain_seconds
 from forerun.bench.tune.replay import replay as replay_length
 from forerun.errors import ConfigError
 from tests.helpers.recorded import costs, output, recorded
@@ -26,8 +26,8 @@ class Random(ReplayPolicy):
     def __init__(self, seed: int) -> None:
         self.source = random.Random(seed)
 
-    def choose(self, views: Sequence[View]) -> list[Choice]:
-        choices = [PLAIN, *(Choice(name, k) for name, ks in LENGTHS.items() for k in ks)]
+    def choose(self, views: Sequence[View]) -> list[DraftChoice]:
+        choices = [PLAIN, *(DraftChoice(name, k) for name, ks in LENGTHS.items() for k in ks)]
         return [self.source.choice(choices) for _ in views]
 
 
@@ -47,7 +47,7 @@ def test_hindsight_finds_the_best_of_all_sequences_of_choices() -> None:
     """Against a search through all of them."""
     text = recorded(3, length=7)
     lengths = {"cheap": (2,), "good": (3,)}
-    choices = [PLAIN, Choice("cheap", 2), Choice("good", 3)]
+    choices = [PLAIN, DraftChoice("cheap", 2), DraftChoice("good", 3)]
 
     class Scripted(ReplayPolicy):
         name = "scripted"
@@ -55,7 +55,7 @@ def test_hindsight_finds_the_best_of_all_sequences_of_choices() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def choose(self, views: Sequence[View]) -> list[Choice]:
+        def choose(self, views: Sequence[View]) -> list[DraftChoice]:
             self.number, choice = divmod(self.number, 3)
             return [choices[choice]]
 
@@ -96,7 +96,7 @@ def test_a_policy_is_shown_the_past_alone() -> None:
     seen: list[list[int]] = []
 
     class Watching(Fixed):
-        def choose(self, views: Sequence[View]) -> list[Choice]:
+        def choose(self, views: Sequence[View]) -> list[DraftChoice]:
             seen.append(views[0].token_ids)
             return super().choose(views)
 

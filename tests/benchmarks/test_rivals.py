@@ -13,8 +13,8 @@ from benchmarks.rivals.engine_policies import EnginePolicy
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, seconds_of
 from benchmarks.rivals.replay import Offer, Outcome, View, replay
-from forerun.bench.tune.records import Records, Round, Timing
-from forerun.bench.tune.replay import Choice
+from forerun.bench.tune.records import PromptTiming, Records, RoundTiming
+from forerun.bench.tune.replay import DraftChoice
 from forerun.costs.rounds import Seconds
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength
@@ -29,7 +29,7 @@ def view(request: int = 0) -> View:
 
 
 def outcome(drafted: int, accepted: int, probs: tuple[float, ...] = ()) -> Outcome:
-    offer = Offer(view(), Choice("good", drafted), drafted, probs)
+    offer = Offer(view(), DraftChoice("good", drafted), drafted, probs)
     return Outcome(offer, drafted, drafted, accepted, accepted + 1)
 
 
@@ -73,7 +73,7 @@ def test_goodput_drafts_far_where_tokens_are_accepted_and_not_at_all_where_none_
     assert policy.choose([view()])[0].num_tokens == 8
     for _ in range(200):
         policy.observe([outcome(8, 0)], A_SECOND)
-    assert policy.choose([view()])[0] == Choice(None, 0)
+    assert policy.choose([view()])[0] == DraftChoice(None, 0)
 
 
 def test_the_bandit_settles_on_the_length_with_most_tokens_a_second() -> None:
@@ -99,7 +99,7 @@ def test_a_budget_verifies_what_pays_and_the_most_probable_of_it(
         policy.observe([outcome(6, 3, confident)], A_SECOND)
         policy.observe([outcome(6, 0, doubtful)], A_SECOND)
     offers = [
-        Offer(view(number), Choice("good", 6), 6, probs)
+        Offer(view(number), DraftChoice("good", 6), 6, probs)
         for number, probs in enumerate((confident, doubtful))
     ]
     for _ in range(4):
@@ -137,12 +137,12 @@ def test_the_table_names_every_policy_once(
         for name in ("cheap", "good"):
             records.add(output(name, 30, number, text=number))
             rounds = [
-                Round(1, n, n > 0, False, 5.0 + n, 0.1 * n, 1 + 0.1 * n, 0.1, 0.1, 1.0)
+                RoundTiming(1, n, n > 0, False, 5.0 + n, 0.1 * n, 1 + 0.1 * n, 0.1, 0.1, 1.0)
                 for n in (0, 1, 2, 4, 6)
                 for _ in range(4)
             ]
             plain = tuple((float(at), 1.0) for at in range(20))
-            records.add(Timing(name, "0", 1, 3, tuple(rounds), plain, 0.1, 0.1))
+            records.add(PromptTiming(name, "0", 1, 3, tuple(rounds), plain, 0.1, 0.1))
         files.append(str(file))
     main([*files, "--orders", "2"])
     lines = capsys.readouterr().out.splitlines()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forerun import _native
-from forerun.bench.rows import Row
-from forerun.bench.session import Session
+from forerun.bench.rows import MeasuredPair
+from forerun.bench.session import BenchSession
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.policies.auto import AutoPolicy
@@ -103,7 +103,7 @@ def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: P
     assert ("share_of_read_bandwidth" in plain) == _native.AVAILABLE
     header, *lines = map(json.loads, Path(rows).read_text().splitlines())
     assert header["model"] == cli.target
-    assert [Row.from_dict(line).error for line in lines] == [None] * 8
+    assert [MeasuredPair.from_dict(line).error for line in lines] == [None] * 8
     assert "too few prompts" in Path(page).read_text()
     assert "**Too few prompts" in Path(text).read_text()
 
@@ -138,7 +138,7 @@ def test_turns_follow_plain_answers(cli: Cli, small: tuple[str, ...], tmp_path: 
     """A later turn holds the plain answer to the one before, and so more tokens."""
     rows = tmp_path / "rows.jsonl"
     run_json(cli, *small, "--rows", str(rows))
-    made = [Row.from_dict(json.loads(line)) for line in rows.read_text().splitlines()[1:]]
+    made = [MeasuredPair.from_dict(json.loads(line)) for line in rows.read_text().splitlines()[1:]]
     lengths = {row.key.prompts[0]: row.stats.prompt_tokens for row in made if row.stats}
     assert lengths["1/2"] > lengths["1/1"] == lengths["0"]
 
@@ -147,15 +147,15 @@ def test_an_interruption_keeps_what_was_measured(
     cli: Cli, small: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = str(tmp_path / "rows.jsonl")
-    whole = Session.run
+    whole = BenchSession.run
 
-    def interrupted(self: Session) -> Iterator[Row]:
+    def interrupted(self: BenchSession) -> Iterator[MeasuredPair]:
         for number, row in enumerate(whole(self)):
             if number == 3:
                 raise KeyboardInterrupt
             yield row
 
-    monkeypatch.setattr(Session, "run", interrupted)
+    monkeypatch.setattr(BenchSession, "run", interrupted)
     result = cli.run(*small, "--rows", rows)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr

@@ -15,12 +15,12 @@ from forerun.bench import opponents
 from forerun.bench.contestants import Elsewhere
 from forerun.bench.opponents import LENGTHS, Invitation, invited
 from forerun.bench.peers.process import RemoteEngine
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from tests.helpers.command_line import Cli
 
-PROMPTS = [Prompt(str(n), "a", (1, 2, 3 + n)) for n in range(2)]
+PROMPTS = [EncodedPrompt(str(n), "a", (1, 2, 3 + n)) for n in range(2)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.bench.rows import Key, Row, Side
+from forerun.bench.rows import MeasuredPair, PairKey, Side
 from forerun.core import Stats
 
 STAGES = {"prefill": 0.1, "draft": 0.1, "target": 0.5, "verify": 0.1, "host": 0.0}
@@ -18,7 +18,7 @@ def made_row(
     batch: int = 1,
     loops: int = 0,
     differences: tuple[str, ...] = (),
-) -> Row:
+) -> MeasuredPair:
     """A pair of 12 tokens each, of which plain decoding takes one second."""
     seconds = 1.0 / speedup
     side = Side(12, seconds, 0.1, (50.0, 150.0), (6, 3, 3), STAGES)
@@ -32,11 +32,13 @@ def made_row(
         num_emitted_tokens=12,
         num_emitted_in_drafts=10,
     )
-    key = Key(setting, temperature, batch, category, tuple(f"p{prompt}+{i}" for i in range(batch)))
+    key = PairKey(
+        setting, temperature, batch, category, tuple(f"p{prompt}+{i}" for i in range(batch))
+    )
     same = batch - len(differences)
-    return Row(key, "0" * 12, side, plain, stats, loops, same, differences)
+    return MeasuredPair(key, "0" * 12, side, plain, stats, loops, same, differences)
 
 
-def failed_row(setting: str, prompt: int, error: str) -> Row:
+def failed_row(setting: str, prompt: int, error: str) -> MeasuredPair:
     """A gap."""
-    return Row(Key(setting, 0.0, 1, "code", (f"p{prompt}+0",)), "0" * 12, error=error)
+    return MeasuredPair(PairKey(setting, 0.0, 1, "code", (f"p{prompt}+0",)), "0" * 12, error=error)

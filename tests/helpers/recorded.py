@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from forerun.bench.tune.records import Output
+from forerun.bench.tune.records import RecordedOutput
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 
 
 def output(
     candidate: str, length: int = 40, seed: int = 0, longest: int = 6, text: int = 0
-) -> Output:
+) -> RecordedOutput:
     """A random one: nothing is accepted beyond the end of its text."""
     source, words = random.Random(f"{candidate} {seed}"), random.Random(text)
     limits = [min(longest, length - at - 1) for at in range(length)]
     depths = tuple(source.randint(0, limit) for limit in limits)
-    return Output(
+    return RecordedOutput(
         candidate=candidate,
         prompt_id=str(text),
         category="made",
@@ -51,7 +51,7 @@ def costs(draft: float = 0.1, verify: float = 0.1, first_draft: float = 0.0) -> 
     )
 
 
-def recorded(seed: int = 0, length: int = 40) -> Mapping[str, Output]:
+def recorded(seed: int = 0, length: int = 40) -> Mapping[str, RecordedOutput]:
     """One text under two candidates."""
     return {
         name: output(name, length, seed, longest, text=seed)

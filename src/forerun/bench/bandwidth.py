@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun import _native
 from forerun.bench.machine import TIMES_THE_CACHE, Machine
-from forerun.bench.rows import Row
+from forerun.bench.rows import MeasuredPair
 from forerun.bench.traffic import forward_bytes
 from forerun.contracts import CausalLM
 from forerun.models.processor_caches import last_level_cache
@@ -48,7 +48,7 @@ class Bandwidth:
         if self.machine is not None:
             self.reads.append(self.machine.read_like(int(self.bytes_per_token)))
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def facts(self, rows: Sequence[MeasuredPair]) -> dict[str, Any]:
         """Rates that plain runs of single requests reach, ready for JSON; empty without such runs."""
         sides = [row.plain for row in rows if row.plain is not None and row.key.batch == 1]
         gaps = [gap for side in sides for gap in side.gaps]
@@ -66,7 +66,7 @@ class Bandwidth:
             facts["share_of_read_bandwidth"] = rate * self.bytes_per_token / read
         return facts
 
-    def sentence(self, rows: Sequence[Row]) -> str:
+    def sentence(self, rows: Sequence[MeasuredPair]) -> str:
         """The rates in words; empty without plain runs of single requests."""
         facts = self.facts(rows)
         if not facts:

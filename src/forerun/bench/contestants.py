@@ -8,7 +8,7 @@ from typing import Protocol
 
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.rows import Side, side_of
-from forerun.bench.runs import Prompt, Timed, predicted, run_drafting
+from forerun.bench.runs import EncodedPrompt, Timed, predicted, run_drafting
 from forerun.bench.settings import DEFAULT, Setting
 from forerun.core import Stats
 from forerun.engine.engine import Engine
@@ -48,10 +48,12 @@ class Contestant(Protocol):
     def takes(self, params: SamplingParams, batch: int) -> bool:
         """True if it can run `batch` requests at once with these sampling parameters."""
 
-    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def warm_up(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> None:
         """Run a few tokens."""
 
-    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+    def measure(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
+    ) -> Measured:
         """Run prompts at once; `plain` is plain decoding of the same."""
 
 
@@ -69,12 +71,14 @@ class Drafting:
     def takes(self, params: SamplingParams, batch: int) -> bool:
         return batch <= self.engine.max_batch_size
 
-    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def warm_up(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> None:
         """Run a few tokens, which teach its policy nothing."""
         with warming_up(self.engine):
             run_drafting(self.engine, prompts, replace(params, max_tokens=WARM_UP_TOKENS))
 
-    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+    def measure(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
+    ) -> Measured:
         if self.setting.cold and self.engine.policy is not None:
             self.engine.policy.forget()
         drafter = self.engine.drafter
@@ -130,16 +134,18 @@ class Elsewhere:
     def takes(self, params: SamplingParams, batch: int) -> bool:
         return batch == 1 and params.greedy
 
-    def warm_up(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def warm_up(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> None:
         self._generate(prompts[0], WARM_UP_TOKENS)
 
-    def measure(self, prompts: Sequence[Prompt], params: SamplingParams, plain: Timed) -> Measured:
+    def measure(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
+    ) -> Measured:
         [completion] = plain.completions
         tokens, seconds = self._generate(prompts[0], len(completion.token_ids))
         side = Side(len(tokens), seconds, None, (), (), {})
         return Measured(side, identical=int(tokens == list(completion.token_ids)))
 
-    def _generate(self, prompt: Prompt, count: int) -> tuple[list[int], float]:
+    def _generate(self, prompt: EncodedPrompt, count: int) -> tuple[list[int], float]:
         answer = self.peer.call(
             "generate",
             prompt_ids=list(prompt.token_ids),

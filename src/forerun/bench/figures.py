@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from forerun.bench.report import Report
-from forerun.bench.rows import Row, Side
+from forerun.bench.report import BenchReport
+from forerun.bench.rows import MeasuredPair, Side
 from forerun.bench.settings import method_of
-from forerun.bench.summary import Cell, burst_sizes, gaps, stages
-from forerun.bench.verdict import Verdict, shown
+from forerun.bench.summary import SettingFigures, burst_sizes, gaps, stages
+from forerun.bench.verdict import Recommendation, shown
 from forerun.report.chart import Bar, Bars, Curves, Line, Span, Spans
 from forerun.report.result import Figure
 
@@ -20,12 +20,12 @@ _BURSTS = ("1 token", "2", "3", "4", "5 to 8", "more")
 _EDGES = (1, 2, 3, 4, 8)
 
 
-def figures(report: Report) -> dict[str, list[Figure]]:
+def figures(report: BenchReport) -> dict[str, list[Figure]]:
     """Charts by temperature and batch size."""
     return {verdict.where.capitalize(): _place(report, verdict) for verdict in report.verdicts}
 
 
-def _place(report: Report, verdict: Verdict) -> list[Figure]:
+def _place(report: BenchReport, verdict: Recommendation) -> list[Figure]:
     """Charts of one temperature and batch size."""
     here = (verdict.temperature, verdict.batch)
     whole = [cell for cell in report.whole if (cell.temperature, cell.batch) == here]
@@ -46,21 +46,21 @@ def _place(report: Report, verdict: Verdict) -> list[Figure]:
     return [figure for figure in made if figure is not None]
 
 
-def _chosen(whole: Sequence[Cell]) -> list[Cell]:
+def _chosen(whole: Sequence[SettingFigures]) -> list[SettingFigures]:
     """The best setting of each method."""
-    best: dict[str, Cell] = {}
+    best: dict[str, SettingFigures] = {}
     for cell in whole:
         best.setdefault(method_of(cell.setting), cell)
     return list(best.values())[:_METHODS]
 
 
-def _span(cell: Cell) -> Span:
+def _span(cell: SettingFigures) -> Span:
     kind = "win" if cell.speedup.low > 1 else "lose" if cell.speedup.high < 1 else "even"
     interval = cell.speedup
     return Span(cell.setting, interval.low, interval.value, interval.high, shown(interval), kind)
 
 
-def _acceptance(chosen: Sequence[Cell]) -> Figure | None:
+def _acceptance(chosen: Sequence[SettingFigures]) -> Figure | None:
     lines = {
         cell.setting: Line(range(1, len(shares) + 1), shares)
         for cell in chosen
@@ -79,7 +79,7 @@ def _acceptance(chosen: Sequence[Cell]) -> Figure | None:
     return Figure("Acceptance by position", text, chart)
 
 
-def _stage_shares(chosen: Sequence[Cell]) -> Figure:
+def _stage_shares(chosen: Sequence[SettingFigures]) -> Figure:
     plain = stages([side for cell in chosen for side in cell.plain])
     rows = [("plain decoding", plain), *((cell.setting, stages(cell.sides)) for cell in chosen)]
     made = [
@@ -97,7 +97,7 @@ def _stage_shares(chosen: Sequence[Cell]) -> Figure:
     return Figure("Where the time goes", text, Bars("stages", "ms a token", made, _STAGES))
 
 
-def _over_time(chosen: Sequence[Cell]) -> Figure:
+def _over_time(chosen: Sequence[SettingFigures]) -> Figure:
     """One prompt: that on which the best setting gained what it usually gains."""
     best = chosen[0]
     usual = min(best.rows, key=lambda row: abs(row.speedup - best.speedup.value))
@@ -116,7 +116,7 @@ def _over_time(chosen: Sequence[Cell]) -> Figure:
     return Figure("Tokens over time", text, chart)
 
 
-def _arrivals(side: Side, row: Row) -> Line:
+def _arrivals(side: Side, row: MeasuredPair) -> Line:
     """The steps of the first request of a row."""
     requests = len(row.key.prompts)
     bursts = side.bursts if requests == 1 else side.bursts[: len(side.bursts) // requests]
@@ -131,7 +131,7 @@ def _arrivals(side: Side, row: Row) -> Line:
     return Line(x, y)
 
 
-def _bursts(chosen: Sequence[Cell]) -> Figure:
+def _bursts(chosen: Sequence[SettingFigures]) -> Figure:
     rows = []
     for cell in chosen:
         counts = [0.0] * len(_BURSTS)
@@ -147,7 +147,7 @@ def _bursts(chosen: Sequence[Cell]) -> Figure:
     return Figure("Burst sizes", text, Bars("bursts", "% of tokens", rows, _BURSTS))
 
 
-def _pauses(chosen: Sequence[Cell]) -> Figure | None:
+def _pauses(chosen: Sequence[SettingFigures]) -> Figure | None:
     plain = gaps([side for cell in chosen for side in cell.plain])
     every = [("plain decoding", plain), *((cell.setting, gaps(cell.sides)) for cell in chosen)]
     rows = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.bench.contestants import WARM_UP_TOKENS, Elsewhere
 from forerun.bench.peers.process import CALL_SECONDS, RemoteEngine
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.errors import ConfigError
 from forerun.models import Checkpoint
 from forerun.progress import report
@@ -61,7 +61,7 @@ class Opponents:
 
 
 @contextmanager
-def invited(invitation: Invitation, prompts: Sequence[Prompt]) -> Iterator[Opponents]:
+def invited(invitation: Invitation, prompts: Sequence[EncodedPrompt]) -> Iterator[Opponents]:
     """Engines that are loaded, each in a process of its own; they end with the block.
 
     Args:
@@ -105,7 +105,9 @@ def _load(invitation: Invitation, name: str) -> RemoteEngine:
     )
 
 
-def _add(opponents: Opponents, name: str, engine: RemoteEngine, prompts: Sequence[Prompt]) -> None:
+def _add(
+    opponents: Opponents, name: str, engine: RemoteEngine, prompts: Sequence[EncodedPrompt]
+) -> None:
     """Sweep the lengths of an engine, and take it in as it is plain and as it is best."""
     described: dict[str, Any] = engine.call("describe")
     rates = _sweep(engine, prompts[:TRIED_PROMPTS])
@@ -119,7 +121,7 @@ def _add(opponents: Opponents, name: str, engine: RemoteEngine, prompts: Sequenc
         opponents.facts[contestant.name] = described
 
 
-def _sweep(engine: RemoteEngine, prompts: Sequence[Prompt]) -> dict[int, float]:
+def _sweep(engine: RemoteEngine, prompts: Sequence[EncodedPrompt]) -> dict[int, float]:
     """Tokens a second by length, plain decoding among them, after a warm-up of each."""
     rates = {}
     for length in (0, *LENGTHS):

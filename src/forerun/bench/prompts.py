@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forerun.bench.runs import Prompt, run_plain
+from forerun.bench.runs import EncodedPrompt, run_plain
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.engine.engine import Engine
 from forerun.errors import PromptError
@@ -25,7 +25,7 @@ class Prepared:
         template: whether the model's chat template made them.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
     too_long: int
     template: bool
 
@@ -58,7 +58,7 @@ class Preparation:
         Raises:
             PromptError: where none of them fits the context.
         """
-        prompts: list[Prompt] = []
+        prompts: list[EncodedPrompt] = []
         too_long = 0
         for number, question in enumerate(questions):
             made = self._turns(question)
@@ -72,9 +72,9 @@ class Preparation:
             )
         return Prepared(tuple(prompts), too_long, self._template is not None)
 
-    def _turns(self, question: Question) -> list[Prompt]:
+    def _turns(self, question: Question) -> list[EncodedPrompt]:
         """The prompts of a question's turns, up to the first that does not fit."""
-        prompts: list[Prompt] = []
+        prompts: list[EncodedPrompt] = []
         answers: list[str] = []
         several = len(question.turns) > 1
         for turn in range(len(question.turns)):
@@ -83,7 +83,7 @@ class Preparation:
             if room < (self.params.max_tokens or 1):
                 break
             number = f"{question.question_id}/{turn + 1}" if several else question.question_id
-            prompts.append(Prompt(number, question.category, token_ids, question.prediction))
+            prompts.append(EncodedPrompt(number, question.category, token_ids, question.prediction))
             if turn + 1 < len(question.turns):
                 run = run_plain(self.engine, prompts[-1:], self._params)
                 answers.append(run.completions[0].text)

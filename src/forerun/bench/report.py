@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from forerun.bench.bandwidth import Bandwidth
-from forerun.bench.rows import Row
+from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD
-from forerun.bench.summary import ALL, Cell, summarize
-from forerun.bench.verdict import Verdict, defects, times, verdicts
+from forerun.bench.summary import ALL, SettingFigures, summarize
+from forerun.bench.verdict import Recommendation, defects, times, verdicts
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Rows of a session, and the facts and notes beside them.
 
     Args:
@@ -32,24 +32,24 @@ class Report:
     model: str
     command: str
     facts: Mapping[str, str]
-    rows: Sequence[Row]
+    rows: Sequence[MeasuredPair]
     exactness: Mapping[str, str] = field(default_factory=dict)
     peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     bandwidth: Bandwidth | None = None
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SettingFigures]:
         """Figures of each setting, over all categories and by category."""
         return summarize(self.rows)
 
     @cached_property
-    def whole(self) -> list[Cell]:
+    def whole(self) -> list[SettingFigures]:
         """Figures over all categories."""
         return [cell for cell in self.cells if cell.category == ALL]
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[Recommendation]:
         """Verdict on each temperature and batch size."""
         return verdicts(self.cells, tuple(self.peers))
 
@@ -81,7 +81,7 @@ class Report:
                 where = f"{cell.setting} at temperature {cell.temperature:g}"
                 remarks.append(f"{len(cell.failed)} gaps: {where} ({_first_error(cell.failed)})")
         measured = {cell.setting for cell in self.whole}
-        lost: dict[str, list[Row]] = {}
+        lost: dict[str, list[MeasuredPair]] = {}
         for row in self.rows:
             if row.error is not None and row.key.setting not in measured:
                 lost.setdefault(row.key.setting, []).append(row)
@@ -145,5 +145,5 @@ class Report:
         }
 
 
-def _first_error(rows: Sequence[Row]) -> str:
+def _first_error(rows: Sequence[MeasuredPair]) -> str:
     return next(row.error for row in rows if row.error is not None)

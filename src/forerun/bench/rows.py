@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
-from forerun.bench.runs import Prompt, Timed
+from forerun.bench.runs import EncodedPrompt, Timed
 from forerun.bench.serving_keys import serving_keys
 from forerun.core import Stats
 from forerun.errors import ConfigError
@@ -21,7 +21,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True)
-class Key:
+class PairKey:
     """Identity of a measurement.
 
     Args:
@@ -66,7 +66,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredPair:
     """A pair of runs.
 
     Args:
@@ -80,7 +80,7 @@ class Row:
         error: why there is nothing else, where there is not.
     """
 
-    key: Key
+    key: PairKey
     digest: str
     side: Side | None = None
     plain: Side | None = None
@@ -106,7 +106,7 @@ class Row:
         return content
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Row:
+    def from_dict(cls, content: dict[str, Any]) -> MeasuredPair:
         """A row of what `as_dict` has written.
 
         Raises:
@@ -115,7 +115,7 @@ class Row:
         names = {field.name for field in fields(cls)}
         values = {name: value for name, value in content.items() if name in names}
         key = values["key"]
-        values["key"] = Key(**{**key, "prompts": tuple(map(str, key["prompts"]))})
+        values["key"] = PairKey(**{**key, "prompts": tuple(map(str, key["prompts"]))})
         for name in ("side", "plain"):
             if values.get(name) is not None:
                 values[name] = _side(values[name])
@@ -133,13 +133,13 @@ ROWS = Format(
     version=1,
     command="forerun bench",
     error=ConfigError,
-    content=Row.as_dict,
-    parse=Row.from_dict,
+    content=MeasuredPair.as_dict,
+    parse=MeasuredPair.from_dict,
 )
 """Format of a file of rows; the header holds what makes figures comparable with each other."""
 
 
-def digest_of(prompts: Sequence[Prompt]) -> str:
+def digest_of(prompts: Sequence[EncodedPrompt]) -> str:
     """A short name for the token ids of prompts."""
     text = json.dumps([prompt.token_ids for prompt in prompts])
     return sha256(text.encode()).hexdigest()[:12]

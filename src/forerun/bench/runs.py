@@ -19,7 +19,7 @@ LONGEST_PAUSE, LONGER_THAN_USUAL = 1.0, 100.0
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EncodedPrompt:
     """One request of a workload.
 
     Args:
@@ -78,7 +78,10 @@ class Timed:
 
 
 def run_drafting(
-    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, speculative: bool = True
+    engine: Engine,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    speculative: bool = True,
 ) -> Timed:
     """Decode prompts at once from empty caches, in rounds.
 
@@ -126,7 +129,7 @@ def run_drafting(
     )
 
 
-def run_plain(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+def run_plain(engine: Engine, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> Timed:
     """Decode prompts without any drafter: one by the plain loop, several at once in rounds."""
     if len(prompts) > 1:
         return run_drafting(engine, prompts, params, speculative=False)
@@ -146,7 +149,7 @@ def nearly(text: str) -> str:
     return "".join(f"# {line}" if number % 10 == 9 else line for number, line in enumerate(lines))
 
 
-def predicted(engine: Engine, prompt: Prompt, params: SamplingParams) -> Prompt:
+def predicted(engine: Engine, prompt: EncodedPrompt, params: SamplingParams) -> EncodedPrompt:
     """A prompt with a prediction: plain greedy decoding's own output with one line in ten changed."""
     greedy = replace(params, temperature=0.0, seed=None)
     return replace(

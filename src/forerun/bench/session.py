@@ -9,8 +9,8 @@ from time import monotonic
 
 from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
-from forerun.bench.rows import Key, Row, digest_of, loops, side_of
-from forerun.bench.runs import Prompt, Timed, run_plain
+from forerun.bench.rows import MeasuredPair, PairKey, digest_of, loops, side_of
+from forerun.bench.runs import EncodedPrompt, Timed, run_plain
 from forerun.bench.verdict import FEW
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
@@ -23,20 +23,20 @@ FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """Prompts of a category that are decoded at once."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
 
-    def key(self, setting: str, temperature: float) -> Key:
+    def key(self, setting: str, temperature: float) -> PairKey:
         ids = tuple(prompt.prompt_id for prompt in self.prompts)
-        return Key(setting, temperature, len(ids), self.prompts[0].category, ids)
+        return PairKey(setting, temperature, len(ids), self.prompts[0].category, ids)
 
 
-def grouped(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[list[Group]]:
+def grouped(prompts: Sequence[EncodedPrompt], batches: Sequence[int]) -> list[list[PromptGroup]]:
     """For each prompt the groups that begin with it: of each size those after it in its category, from
     its first prompts again where there are no more."""
-    categories: dict[str, list[Prompt]] = defaultdict(list)
+    categories: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in prompts:
         categories[prompt.category].append(prompt)
     places: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def grouped(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[list[Grou
         places[prompt.category] += 1
         groups.append(
             [
-                Group(tuple(own[(place + i) % len(own)] for i in range(size)))
+                PromptGroup(tuple(own[(place + i) % len(own)] for i in range(size)))
                 for size in batches
                 if place % size == 0
             ]
@@ -61,7 +61,7 @@ class _Losers:
         self._speedups: dict[tuple[str, float, int], list[float]] = defaultdict(list)
         self.dropped: set[tuple[str, float, int]] = set()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MeasuredPair) -> None:
         """Note a row."""
         if row.error is None:
             self._speedups[row.key.setting, row.key.temperature, row.key.batch].append(row.speedup)
@@ -78,7 +78,7 @@ class _Losers:
 
 
 @dataclass
-class Session:
+class BenchSession:
     """Measurement of contestants on prompts, some of which may be done already.
 
     Args:
@@ -96,16 +96,16 @@ class Session:
 
     plain: Engine
     contestants: Sequence[Contestant]
-    prompts: Sequence[Prompt]
+    prompts: Sequence[EncodedPrompt]
     params: SamplingParams
     temperatures: Sequence[float] = (0.0,)
     batches: Sequence[int] = (1,)
     minutes: float = 0.0
-    done: Mapping[Key, Row] = field(default_factory=dict)
+    done: Mapping[PairKey, MeasuredPair] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     bandwidth: Bandwidth | None = None
 
-    def run(self) -> Iterator[Row]:
+    def run(self) -> Iterator[MeasuredPair]:
         """The rows that are missing, as they are measured."""
         groups = grouped(self.prompts, self.batches)
         tasks = [(group, t) for begin in groups for group in begin for t in self.temperatures]
@@ -139,7 +139,7 @@ class Session:
                     yield row
                     self._tell(measured, total, monotonic() - started)
 
-    def usable(self) -> list[Row]:
+    def usable(self) -> list[MeasuredPair]:
         """The rows of an earlier session that this one does not measure again."""
         wanted = {
             group.key(contestant.name, temperature): digest_of(group.prompts)
@@ -154,7 +154,7 @@ class Session:
             if row.error is None and wanted.get(key) == row.digest
         ]
 
-    def _missing(self, group: Group, temperature: float) -> list[Contestant]:
+    def _missing(self, group: PromptGroup, temperature: float) -> list[Contestant]:
         """Contestants that take part and have no row."""
         params = self._params(temperature)
         return [
@@ -164,7 +164,7 @@ class Session:
             and not self._has(group, contestant.name, temperature)
         ]
 
-    def _has(self, group: Group, name: str, temperature: float) -> bool:
+    def _has(self, group: PromptGroup, name: str, temperature: float) -> bool:
         row = self.done.get(group.key(name, temperature))
         return row is not None and row.error is None and row.digest == digest_of(group.prompts)
 
@@ -178,19 +178,23 @@ class Session:
         # No round of the work is timed while a bar is drawn.
         report("measuring", min(999, int(1000 * share)) if measured < total else 1000, 1000)
 
-    def _row(self, contestant: Contestant, group: Group, temperature: float) -> Row:
+    def _row(self, contestant: Contestant, group: PromptGroup, temperature: float) -> MeasuredPair:
         key, digest = group.key(contestant.name, temperature), digest_of(group.prompts)
         if self._failures[contestant.name] >= FAILURES:
-            return Row(key, digest, error="not tried again after its failures")
+            return MeasuredPair(key, digest, error="not tried again after its failures")
         try:
             row = self._measured(contestant, group, key, digest)
         except Exception as error:
             self._failures[contestant.name] += 1
-            return Row(key, digest, error=" ".join(f"{type(error).__name__}: {error}".split()))
+            return MeasuredPair(
+                key, digest, error=" ".join(f"{type(error).__name__}: {error}".split())
+            )
         self._failures[contestant.name] = 0
         return row
 
-    def _measured(self, contestant: Contestant, group: Group, key: Key, digest: str) -> Row:
+    def _measured(
+        self, contestant: Contestant, group: PromptGroup, key: PairKey, digest: str
+    ) -> MeasuredPair:
         params = self._params(key.temperature)
         self._warm_up(contestant, group, params)
         why: str | None = None
@@ -199,7 +203,7 @@ class Session:
             other = contestant.measure(group.prompts, params, plain)
             why = plain.disturbed or other.disturbed
             if not why and plain.tokens and other.side.tokens and other.side.seconds > 0:
-                return Row(
+                return MeasuredPair(
                     key,
                     digest,
                     side=other.side,
@@ -209,9 +213,9 @@ class Session:
                     identical=other.identical,
                     differences=other.differences,
                 )
-        return Row(key, digest, error=f"its times do not count: {why or 'no time passed'}")
+        return MeasuredPair(key, digest, error=f"its times do not count: {why or 'no time passed'}")
 
-    def _warm_up(self, contestant: Contestant, group: Group, params: SamplingParams) -> None:
+    def _warm_up(self, contestant: Contestant, group: PromptGroup, params: SamplingParams) -> None:
         short = replace(params, max_tokens=WARM_UP_TOKENS)
         batch = len(group.prompts)
         if ("", batch) not in self._warm:

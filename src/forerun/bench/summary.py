@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.rows import Row, Side
+from forerun.bench.rows import MeasuredPair, Side
 from forerun.bench.serving_keys import serving_keys
 from forerun.core import Stats
 from forerun.measure import intervals
@@ -21,7 +21,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
-class Cell:
+class SettingFigures:
     """A setting at one temperature and batch size, over the prompts of one category or of all.
 
     Args:
@@ -34,8 +34,8 @@ class Cell:
     temperature: float
     batch: int
     category: str
-    rows: tuple[Row, ...]
-    failed: tuple[Row, ...]
+    rows: tuple[MeasuredPair, ...]
+    failed: tuple[MeasuredPair, ...]
 
     @cached_property
     def speedup(self) -> Interval:
@@ -143,9 +143,9 @@ class Cell:
         }
 
 
-def summarize(rows: Iterable[Row]) -> list[Cell]:
+def summarize(rows: Iterable[MeasuredPair]) -> list[SettingFigures]:
     """All cells that hold a figure, in the order of the rows; categories follow their whole."""
-    groups: dict[tuple[str, float, int], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, float, int], list[MeasuredPair]] = defaultdict(list)
     for row in rows:
         groups[row.key.setting, row.key.temperature, row.key.batch].append(row)
     cells = []
@@ -156,7 +156,9 @@ def summarize(rows: Iterable[Row]) -> list[Cell]:
             measured = tuple(row for row in part if row.error is None)
             failed = tuple(row for row in part if row.error is not None)
             if measured:
-                cells.append(Cell(setting, temperature, batch, category, measured, failed))
+                cells.append(
+                    SettingFigures(setting, temperature, batch, category, measured, failed)
+                )
     return cells
 
 
@@ -194,14 +196,14 @@ def stages(sides: Sequence[Side]) -> dict[str, float]:
     }
 
 
-def ahead(left: Cell, right: Cell) -> Interval | None:
+def ahead(left: SettingFigures, right: SettingFigures) -> Interval | None:
     """Ratio of the left's speed to the right's on the prompts that both have; None for fewer than two."""
     theirs = {_place(row): row.speedup for row in right.rows}
     ratios = [row.speedup / theirs[_place(row)] for row in left.rows if _place(row) in theirs]
     return intervals.median(ratios) if len(ratios) > 1 else None
 
 
-def picked_fairly(cells: Sequence[Cell]) -> Interval | None:
+def picked_fairly(cells: Sequence[SettingFigures]) -> Interval | None:
     """The speed-up of picking the best on one half of the prompts and measuring it on the other, both
     ways round: the best of many looks better than it is on the prompts that it was picked by."""
     places = list(dict.fromkeys(_place(row) for cell in cells for row in cell.rows))
@@ -216,11 +218,11 @@ def picked_fairly(cells: Sequence[Cell]) -> Interval | None:
     return intervals.median(speedups) if speedups else None
 
 
-def _place(row: Row) -> tuple[str, ...]:
+def _place(row: MeasuredPair) -> tuple[str, ...]:
     return (row.key.category, *row.key.prompts)
 
 
-def _speedups(cell: Cell, places: set[tuple[str, ...]]) -> list[float]:
+def _speedups(cell: SettingFigures, places: set[tuple[str, ...]]) -> list[float]:
     return [row.speedup for row in cell.rows if _place(row) in places]
 
 

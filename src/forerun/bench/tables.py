@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.bench.figures import figures
-from forerun.bench.report import Report
-from forerun.bench.summary import ALL, Cell, first, gaps, rate
+from forerun.bench.report import BenchReport
+from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate
 from forerun.bench.verdict import shown
 from forerun.report.result import Result, Sentence
 from forerun.report.table import Cell as TableCell
@@ -26,7 +26,7 @@ _HEADER = (
 )
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: BenchReport) -> list[Table]:
     """For each temperature and batch size the settings, and their speed-up by category."""
     made = []
     for temperature, batch in _places(report.whole):
@@ -47,7 +47,7 @@ def tables(report: Report) -> list[Table]:
     return made
 
 
-def result_of(report: Report) -> Result:
+def result_of(report: BenchReport) -> Result:
     """The result of the command: verdict, tables, charts, and how it was measured."""
     defects = [Sentence(f"{text}.", style="bold red") for text in report.defects]
     advice = [Sentence(f"{text}.", details, "bold") for text, details in report.paragraphs]
@@ -66,11 +66,11 @@ def result_of(report: Report) -> Result:
     )
 
 
-def _places(cells: Sequence[Cell]) -> list[tuple[float, int]]:
+def _places(cells: Sequence[SettingFigures]) -> list[tuple[float, int]]:
     return list(dict.fromkeys((cell.temperature, cell.batch) for cell in cells))
 
 
-def _line(cell: Cell) -> list[str]:
+def _line(cell: SettingFigures) -> list[str]:
     spaces, per_forward, same = gaps(cell.sides), cell.tokens_per_forward, cell.identical
     positions = " ".join(f"{share:.0%}" for share in cell.acceptance_by_position[:5])
     return [
@@ -90,7 +90,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}"
 
 
-def _ratio(cell: Cell | None) -> TableCell:
+def _ratio(cell: SettingFigures | None) -> TableCell:
     """The speed-up, in bold where the whole interval is above 1."""
     if cell is None:
         return TableCell("–")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.bench.settings import COLD, DEFAULT, method_of
-from forerun.bench.summary import ALL, Cell, ahead, picked_fairly
+from forerun.bench.summary import ALL, SettingFigures, ahead, picked_fairly
 from forerun.measure.attribution import DEFECT
 from forerun.measure.intervals import Interval
 
@@ -17,7 +17,7 @@ WORTH = 1.01
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Recommendation:
     """Verdict on one temperature and batch size.
 
     Args:
@@ -47,16 +47,16 @@ class _Field:
     """The cells of one temperature and batch size that one can choose, by setting, and by setting and
     category; and the cold default's, which one cannot."""
 
-    whole: dict[str, Cell] = field(default_factory=dict)
-    parts: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    cold: Cell | None = None
+    whole: dict[str, SettingFigures] = field(default_factory=dict)
+    parts: dict[tuple[str, str], SettingFigures] = field(default_factory=dict)
+    cold: SettingFigures | None = None
 
     @property
     def categories(self) -> list[str]:
         return list(dict.fromkeys(category for _, category in self.parts))
 
 
-def verdicts(cells: Sequence[Cell], peers: Sequence[str] = ()) -> list[Verdict]:
+def verdicts(cells: Sequence[SettingFigures], peers: Sequence[str] = ()) -> list[Recommendation]:
     """A verdict for each temperature and batch size.
 
     Args:
@@ -76,7 +76,7 @@ def verdicts(cells: Sequence[Cell], peers: Sequence[str] = ()) -> list[Verdict]:
     return [_verdict(own, *place) for place, own in fields.items() if own.whole]
 
 
-def defects(cells: Sequence[Cell]) -> list[str]:
+def defects(cells: Sequence[SettingFigures]) -> list[str]:
     """A sentence for each setting with an output that rounding does not explain."""
     return [
         f"DEFECT: {cell.differences[DEFECT]} outputs of {cell.setting} at temperature "
@@ -86,7 +86,7 @@ def defects(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _verdict(own: _Field, temperature: float, batch: int) -> Verdict:
+def _verdict(own: _Field, temperature: float, batch: int) -> Recommendation:
     cells = sorted(own.whole.values(), key=lambda cell: -cell.speedup.value)
     best = cells[0]
     if len(best.rows) < FEW:
@@ -94,12 +94,14 @@ def _verdict(own: _Field, temperature: float, batch: int) -> Verdict:
             f"too few prompts to tell: {named(best.setting)} was {times(best.speedup.value)} plain decoding "
             f"on {len(best.rows)}; give at least {FEW}, better twenty"
         )
-        return Verdict(temperature, batch, advice, decided=False)
+        return Recommendation(temperature, batch, advice, decided=False)
     winners = [cell for cell in cells if _wins(cell)]
     if not winners:
-        return Verdict(temperature, batch, _plainly(best), (*_losers(own, None), *_cold(own)))
+        return Recommendation(
+            temperature, batch, _plainly(best), (*_losers(own, None), *_cold(own))
+        )
     best = winners[0]
-    return Verdict(
+    return Recommendation(
         temperature,
         batch,
         f"use {named(best.setting)}: {shown(best.speedup)}{_cautions(best)}",
@@ -108,7 +110,7 @@ def _verdict(own: _Field, temperature: float, batch: int) -> Verdict:
     )
 
 
-def _plainly(best: Cell) -> str:
+def _plainly(best: SettingFigures) -> str:
     name, figure = named(best.setting), shown(best.speedup)
     if best.speedup.high < 1:
         return f"decode plainly: every setting is slower, {name} the least, {figure}"
@@ -120,11 +122,11 @@ def _plainly(best: Cell) -> str:
     )
 
 
-def _wins(cell: Cell) -> bool:
+def _wins(cell: SettingFigures) -> bool:
     return cell.speedup.low > 1 and cell.speedup.value > WORTH
 
 
-def _cautions(best: Cell) -> str:
+def _cautions(best: SettingFigures) -> str:
     """Caution that belongs to the figure itself: outputs that repeat themselves flatter it."""
     without = best.speedup_without_loops
     if not best.share_that_loops:
@@ -133,7 +135,7 @@ def _cautions(best: Cell) -> str:
     return f"{share}, without them {shown(without)}" if without is not None else share
 
 
-def _about(own: _Field, best: Cell, cells: Sequence[Cell]) -> list[str]:
+def _about(own: _Field, best: SettingFigures, cells: Sequence[SettingFigures]) -> list[str]:
     """On the setting to use: its equals, where it loses, what is better there, the default."""
     sentences = []
     losing = [(c, cell) for c, cell in _of(own, best.setting).items() if _loses(cell)]
@@ -160,10 +162,10 @@ def _about(own: _Field, best: Cell, cells: Sequence[Cell]) -> list[str]:
     return sentences
 
 
-def _losers(own: _Field, best: Cell | None) -> list[str]:
+def _losers(own: _Field, best: SettingFigures | None) -> list[str]:
     """On the other methods: those that lose everywhere, and the categories on which others do."""
     sentences = []
-    by_method: dict[str, list[Cell]] = {}
+    by_method: dict[str, list[SettingFigures]] = {}
     for cell in own.whole.values():
         by_method.setdefault(method_of(cell.setting), []).append(cell)
     for method, cells in by_method.items():
@@ -187,15 +189,15 @@ def _cold(own: _Field) -> list[str]:
     return [f"with forerun's default the first request on a new machine reaches {figure}"]
 
 
-def _of(own: _Field, setting: str) -> dict[str, Cell]:
+def _of(own: _Field, setting: str) -> dict[str, SettingFigures]:
     return {c: cell for (name, c), cell in own.parts.items() if name == setting}
 
 
-def _loses(cell: Cell) -> bool:
+def _loses(cell: SettingFigures) -> bool:
     return len(cell.rows) > 1 and cell.speedup.high < 1
 
 
-def _better(own: _Field, best: Cell, category: str) -> Cell | None:
+def _better(own: _Field, best: SettingFigures, category: str) -> SettingFigures | None:
     """The setting that is surely better on a category, if one is."""
     here = own.parts.get((best.setting, category))
     rivals = [
@@ -209,12 +211,12 @@ def _better(own: _Field, best: Cell, category: str) -> Cell | None:
     return rival if enough and lead is not None and lead.low > WORTH and _wins(rival) else None
 
 
-def _equal(best: Cell, other: Cell) -> bool:
+def _equal(best: SettingFigures, other: SettingFigures) -> bool:
     lead = ahead(best, other)
     return lead is not None and lead.low <= 1 and _wins(other)
 
 
-def _listed(losing: Sequence[tuple[str, Cell]]) -> str:
+def _listed(losing: Sequence[tuple[str, SettingFigures]]) -> str:
     return ", ".join(f"{category} ({times(cell.speedup.value)})" for category, cell in losing)
 
 

@@ -25,7 +25,7 @@ from forerun.files import read_text
 from forerun.options import pick, schema_of
 
 if TYPE_CHECKING:
-    from forerun.bench.kv.measure import Row
+    from forerun.bench.kv.measure import KvRow
     from forerun.contracts import CausalLM
 
 # Options of all methods; the others are what is measured.
@@ -52,12 +52,12 @@ def bench_kv(**values: Any) -> None:
             f"context of {checkpoint.name} is {checkpoint.summary.max_context}. Give shorter ones."
         )
     with waiting("starting"):
-        from forerun.bench.kv.measure import Engines, measure
+        from forerun.bench.kv.measure import KvEngines, measure
         from forerun.engine.load import load
 
     places = {name: values[name] for name in ("dtype", "device", "backend")}
-    engines = Engines(partial(load, checkpoint, False, max_context=request.longest, **places))
-    rows: list[Row] = []
+    engines = KvEngines(partial(load, checkpoint, False, max_context=request.longest, **places))
+    rows: list[KvRow] = []
     target = engines.of(settings[0]).target
     try:
         with bars():
@@ -71,7 +71,7 @@ def bench_kv(**values: Any) -> None:
     _finish(values, rows, checkpoint.name, target)
 
 
-def _finish(values: dict[str, Any], rows: Sequence[Row], name: str, target: CausalLM) -> None:
+def _finish(values: dict[str, Any], rows: Sequence[KvRow], name: str, target: CausalLM) -> None:
     """Show the result and draw the plot."""
     from forerun.bench.kv.report import report_of
 

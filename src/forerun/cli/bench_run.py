@@ -15,9 +15,9 @@ from forerun.bench.contestants import Drafting
 from forerun.bench.engines import Workshop
 from forerun.bench.opponents import Invitation, Opponents, files_of, invited
 from forerun.bench.prompts import Prepared
-from forerun.bench.report import Report
-from forerun.bench.rows import ROWS, Key, Row
-from forerun.bench.session import Session
+from forerun.bench.report import BenchReport
+from forerun.bench.rows import ROWS, MeasuredPair, PairKey
+from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Crossed
 from forerun.cli.bars import bars
 from forerun.cli.options import warn
@@ -46,9 +46,9 @@ class BenchRun:
         facts, exactness, peers, notes: as the report has them.
     """
 
-    session: Session
-    rows: list[Row]
-    file: Ledger[Row] | None
+    session: BenchSession
+    rows: list[MeasuredPair]
+    file: Ledger[MeasuredPair] | None
     facts: Mapping[str, str]
     exactness: Mapping[str, str]
     peers: Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,7 @@ class BenchRun:
                 self.rows.append(row)
                 self._save(row)
 
-    def _save(self, row: Row) -> None:
+    def _save(self, row: MeasuredPair) -> None:
         if self.file is None:
             return
         try:
@@ -72,9 +72,9 @@ class BenchRun:
             warn(str(error))
             self.notes.append(str(error))
 
-    def report(self, model: str) -> Report:
+    def report(self, model: str) -> BenchReport:
         """The report of the rows so far."""
-        return Report(
+        return BenchReport(
             model=model,
             command=shlex.join(["forerun", *sys.argv[1:]]),
             facts=self.facts,
@@ -120,13 +120,13 @@ def measuring(
             drafting = workshop.drafting(crossed.settings, prepared, params, batch)
             contestants = stack.enter_context(drafting)
         facts = _facts(values, plain, prepared, params) | _default_fact(crossed)
-        done: dict[Key, Row] = {}
+        done: dict[PairKey, MeasuredPair] = {}
         file = _rows_file(values, facts, lambda row: done.update({row.key: row}))
         if file is not None:
             stack.enter_context(file)
         exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
         opponents = stack.enter_context(_opponents(values, workshop, crossed, prepared))
-        session = Session(
+        session = BenchSession(
             plain,
             [*contestants, *opponents.contestants],
             prepared.prompts,
@@ -199,8 +199,8 @@ def _left_out(count: int) -> list[str]:
 
 
 def _rows_file(
-    values: Mapping[str, Any], facts: Mapping[str, str], see: Callable[[Row], None]
-) -> Ledger[Row] | None:
+    values: Mapping[str, Any], facts: Mapping[str, str], see: Callable[[MeasuredPair], None]
+) -> Ledger[MeasuredPair] | None:
     name = values["resume"] or values["rows"]
     if name is None:
         return None

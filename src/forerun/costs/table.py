@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-Row = tuple[int, int, int, float]
+CostRow = tuple[int, int, int, float]
 """New tokens per request, number of requests, cached tokens per request, seconds."""
 
 # Axes of a measurement, with the least value of each.
@@ -41,7 +41,7 @@ class CostTable:
     grid: tuple[tuple[tuple[float, ...], ...], ...]
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row]) -> CostTable:
+    def from_rows(cls, rows: Iterable[CostRow]) -> CostTable:
         """Make a table from measurements, one for each combination, in any order.
 
         Raises:
@@ -72,7 +72,7 @@ class CostTable:
         return cls(num_tokens, batch_sizes, contexts, grid)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[CostRow]:
         """The measurements, as `from_rows` takes them."""
         return [
             (n, b, c, self.grid[k][j][i])
@@ -127,7 +127,7 @@ def _along(points: Sequence[int], values: Sequence[float], at: float) -> float:
     return values[index + 1] + (share - 1.0) * max(rise, 0.0)
 
 
-def _check(row: Row) -> None:
+def _check(row: CostRow) -> None:
     for (name, least), value in zip(AXES.items(), row, strict=False):
         if type(value) is not int or value < least:
             raise ConfigError(

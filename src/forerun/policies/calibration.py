@@ -10,7 +10,7 @@ from time import perf_counter
 
 from forerun.contracts import Cache, CausalLM
 from forerun.core import Batch
-from forerun.costs.table import CostTable, Row
+from forerun.costs.table import CostRow, CostTable
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
     started = perf_counter()
     times, is_noisy = _timed(target, 1, TOKENS, seconds / (1 if rows == 1 else 2))
     table = CostTable.from_rows((n, 1, 0, value) for n, value in times.items())
-    measured: list[Row] = [(n, 1, 0, table.seconds(n)) for n in TOKENS]
+    measured: list[CostRow] = [(n, 1, 0, table.seconds(n)) for n in TOKENS]
     sizes = sorted({size for size in (2, 4, rows // 2, rows) if 1 < size <= rows})
     for place, size in enumerate(sizes):
         left = (seconds - (perf_counter() - started)) / (len(sizes) - place)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from forerun.bench.kv.reading import Reading
+from forerun.bench.kv.reading import CacheReading
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import CausalLM
 from forerun.core import Batch
@@ -43,8 +43,8 @@ def model() -> CausalLM:
     )
 
 
-def reading_of(name: str, prompt: list[int] = PROMPT) -> Reading:
-    reading = Reading(model(), COMPRESSIONS[name], 64)
+def reading_of(name: str, prompt: list[int] = PROMPT) -> CacheReading:
+    reading = CacheReading(model(), COMPRESSIONS[name], 64)
     reading.read(prompt)
     return reading
 
@@ -122,7 +122,7 @@ def test_bytes_are_those_of_the_tokens_that_are_held() -> None:
 @needs_kernels
 def test_the_kernels_are_read_too() -> None:
     kernels = kernel_models.model("llama")
-    reading = Reading(kernels, NO_COMPRESSION, 64)
+    reading = CacheReading(kernels, NO_COMPRESSION, 64)
     reading.read(PROMPT)
     output = list(Engine(kernels).generate(PROMPT, temperature=0, max_tokens=8).token_ids)
     with reading.branch() as branch:

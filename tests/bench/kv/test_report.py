@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.bench.kv.measure import Row
+from forerun.bench.kv.measure import KvRow
 from forerun.bench.kv.report import report_of
 from forerun.report.chart import Curves
 from forerun.report.table import Mark
 
 
-def row(setting: str, **changes: Any) -> Row:
+def row(setting: str, **changes: Any) -> KvRow:
     values: dict[str, Any] = {
         "exactness": "distributional" if setting == "full" else "approximate",
         "context": 512,
@@ -27,10 +27,10 @@ def row(setting: str, **changes: Any) -> Row:
         "tokens_per_second": 10.0,
         "speed_ratio": 1.0,
     }
-    return Row(setting=setting, **{**values, **changes})
+    return KvRow(setting=setting, **{**values, **changes})
 
 
-def answers(*rows: Row) -> list[str]:
+def answers(*rows: KvRow) -> list[str]:
     return list(map(str, report_of(rows, {}, {}).answers))
 
 

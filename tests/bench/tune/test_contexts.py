@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.bench.tune.contexts import BreakEven, Shares, break_even, shares_of
 from forerun.bench.tune.prediction import Prediction, _predict
-from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.run import Tuning, tune
 from forerun.bench.tune.words import contexts_in_words
 from forerun.bench.tune.workbench import Candidate, Workbench
@@ -114,9 +114,9 @@ def test_what_drafts_take_beside_reading_moves_it() -> None:
     assert break_even(shares(), 0.3, 0.6, [40]).context == 1
 
 
-def output(accepted: int, length: int = 60) -> Output:
+def output(accepted: int, length: int = 60) -> RecordedOutput:
     depths = tuple(min(6, length - at - 1) for at in range(length))
-    return Output(
+    return RecordedOutput(
         candidate="made",
         prompt_id="0",
         category="made",
@@ -220,7 +220,7 @@ def test_records_keep_shares(tmp_path: Path) -> None:
         Records.read(tmp_path / "rounds.jsonl")
 
 
-PROMPT = Prompt("0", "code", tuple(range(40, 140)))
+PROMPT = EncodedPrompt("0", "code", tuple(range(40, 140)))
 
 
 def test_on_the_zoo(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.bench.runs import Prompt
-from forerun.bench.tune.records import Output, Records
+from forerun.bench.runs import EncodedPrompt
+from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.replay import replay
 from forerun.bench.tune.steering import SetLength
 from forerun.bench.tune.workbench import Candidate, Workbench
@@ -47,7 +47,9 @@ def workbench(case: DrafterCase) -> Workbench:
     return Workbench(engine, policy, candidate)
 
 
-def engine_rounds(bench: Workbench, prompt: Prompt, params: SamplingParams, length: int) -> int:
+def engine_rounds(
+    bench: Workbench, prompt: EncodedPrompt, params: SamplingParams, length: int
+) -> int:
     bench.policy.lengths = (length,)
     with bench.engine.idle_cache():
         pass
@@ -66,7 +68,7 @@ def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
     params = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=24)
     whole = bench.candidate.tree_nodes is not None or "tree" in case.config
     for number, ids in enumerate(PROMPTS):
-        prompt = Prompt(str(number), "made", ids)
+        prompt = EncodedPrompt(str(number), "made", ids)
         recorded = bench.record(prompt, params)
         plain = bench.plain.generate(list(ids), params)
         assert recorded.token_ids == plain.token_ids
@@ -84,7 +86,7 @@ def test_the_text_of_a_recording_has_the_targets_distribution_whatever_is_drafte
     bench = workbench(case)
     bench.engine.use_seeds(iter(range(10**6)).__next__)
     params = SamplingParams(max_tokens=2)
-    prompt = Prompt("0", "made", PROMPTS[0])
+    prompt = EncodedPrompt("0", "made", PROMPTS[0])
     counts = torch.zeros(TARGET.vocab_size)
     for _ in range(400):
         counts[bench.record(prompt, params).token_ids[0]] += 1
@@ -100,7 +102,7 @@ def test_timed_rounds_cover_all_lengths_and_leave_the_drafter_as_it_was() -> Non
     case = next(case for case in DRAFTERS if case.name == "ngram")
     bench = workbench(case)
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    prompt = Prompt("0", "made", PROMPTS[0])
+    prompt = EncodedPrompt("0", "made", PROMPTS[0])
     before = bench.record(prompt, params)
     timing = bench.time(prompt, params)
     assert {one.nodes for one in timing.rounds} >= {0.0, 1.0, 2.0, 4.0}
@@ -116,7 +118,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     case = next(case for case in DRAFTERS if case.name == "draft_model")
     bench = workbench(case)
     params = SamplingParams(max_tokens=8, seed=None)
-    prompt = Prompt("0", "made", PROMPTS[0])
+    prompt = EncodedPrompt("0", "made", PROMPTS[0])
     records.add(bench.record(prompt, params))
     records.add(output("other"))
     records.add(bench.time(prompt, params))
@@ -157,7 +159,7 @@ def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 def test_more_accepted_than_drafted_is_no_record(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
-    wrong: Output = replace(output("made"), accepted=(9,) * 40)
+    wrong: RecordedOutput = replace(output("made"), accepted=(9,) * 40)
     Records.open(path, {}).add(wrong)
     with pytest.raises(ConfigError, match="more tokens are accepted than drafted"):
         Records.read(path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.bench.tune.fit import fit_costs
-from forerun.bench.tune.records import Round, Timing
+from forerun.bench.tune.records import PromptTiming, RoundTiming
 from forerun.bench.tune.replay import plain_seconds, replay
 from forerun.bench.tune.words import acceptance_by_position
 from forerun.errors import ConfigError
@@ -57,7 +57,7 @@ def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() ->
         draft = 1e-3 * (0.2 + 0.5 * nodes) * noise
         first = number == 0
         rounds.append(
-            Round(
+            RoundTiming(
                 1,
                 nodes,
                 nodes > 0,
@@ -71,7 +71,7 @@ def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() ->
             )
         )
         plain.append((context, usual * slow))
-    fitted = fit_costs([Timing("made", "0", 1, 100, tuple(rounds), tuple(plain), 0.2, 0.1)])
+    fitted = fit_costs([PromptTiming("made", "0", 1, 100, tuple(rounds), tuple(plain), 0.2, 0.1)])
     for nodes in (0, 2, 4, 6, 8):
         for context in (30, 100):
             expected = 1e-3 * (3 + 1e-3 * context + 0.4 * nodes)
@@ -88,12 +88,12 @@ def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() ->
 def test_rounds_that_are_cut_to_one_token_do_not_make_short_drafts_cheaper(cut: int) -> None:
     """At the end of an output nothing is drafted, in no time, though it was asked for."""
     rounds = [
-        Round(1, n, True, False, 20.0, 0.5 * n if n else 0.01, 2.0 + 0.3 * n, 0.1, 0.1, 2.0)
+        RoundTiming(1, n, True, False, 20.0, 0.5 * n if n else 0.01, 2.0 + 0.3 * n, 0.1, 0.1, 2.0)
         for n, times in ((0, cut), (1, 30), (2, 30), (4, 30))
         for _ in range(times)
     ]
     plain = tuple((20.0 + at, 2.0) for at in range(20))
-    fitted = fit_costs([Timing("made", "0", 1, 3, tuple(rounds), plain, 0.1, 0.1)])
+    fitted = fit_costs([PromptTiming("made", "0", 1, 3, tuple(rounds), plain, 0.1, 0.1)])
     for nodes in (1, 2, 3, 4):
         assert fitted.drafting(nodes, 1, 20) == pytest.approx(0.5 * nodes, rel=0.01)
 

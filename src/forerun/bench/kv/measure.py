@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.bench.kv.reading import Reading, Score, Step
+from forerun.bench.kv.reading import CacheReading, Score, TimedToken
 from forerun.bench.kv.request import LONGEST_QUESTION, Request, Setting
 from forerun.bench.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
@@ -23,7 +23,7 @@ Load = Callable[..., Engine]
 
 
 @dataclass(frozen=True)
-class Row:
+class KvRow:
     """A setting at a context.
 
     Args:
@@ -60,7 +60,7 @@ class Row:
     speed_ratio: float
 
 
-class Engines:
+class KvEngines:
     """Engines by setting; those of settings that differ in what is evicted share a model.
 
     Args:
@@ -88,8 +88,8 @@ class Engines:
 
 
 def measure(
-    request: Request, settings: Sequence[Setting], engines: Engines, text: str
-) -> Iterator[Row]:
+    request: Request, settings: Sequence[Setting], engines: KvEngines, text: str
+) -> Iterator[KvRow]:
     """All settings at all contexts; of each context the first setting is what others are compared with.
 
     Args:
@@ -154,7 +154,7 @@ class _Reader:
     ) -> None:
         self.setting, self.engine, self.stack = setting, engine, stack
         capacity = len(stack.token_ids) + max(request.scored_tokens, LONGEST_QUESTION)
-        self.reading = Reading(engine.target, engine.compression, capacity)
+        self.reading = CacheReading(engine.target, engine.compression, capacity)
         started = perf_counter()
         self.reading.read(stack.token_ids)
         self.read_seconds = perf_counter() - started
@@ -182,8 +182,8 @@ class _Reader:
 
     @staticmethod
     def _in_turns(
-        going: Reading, tokens: Sequence[int], base: _Reader | None
-    ) -> Iterator[tuple[Step, Step]]:
+        going: CacheReading, tokens: Sequence[int], base: _Reader | None
+    ) -> Iterator[tuple[TimedToken, TimedToken]]:
         """Tokens run one by one, in turns with the full cache."""
         if base is None:
             for token in tokens:
@@ -194,14 +194,14 @@ class _Reader:
             for token in tokens:
                 yield going.step(token), full.step(token)
 
-    def row(self, base: _Reader) -> Row:
+    def row(self, base: _Reader) -> KvRow:
         """The figures, against those of the full cache."""
         apart = mean(self.nll - base.nll)
         hits = [float(score.hits.all()) for score in self.answers]
         depths: dict[str, list[float]] = {}
         for needle, hit in zip(self.stack.needles, hits, strict=True):
             depths.setdefault(f"{needle.depth:g}", []).append(hit)
-        return Row(
+        return KvRow(
             setting=self.setting.label,
             exactness=str(self.engine.exactness),
             context=len(self.stack.token_ids),

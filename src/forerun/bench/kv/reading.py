@@ -35,7 +35,7 @@ class Score(NamedTuple):
     hits: Tensor
 
 
-class Step(NamedTuple):
+class TimedToken(NamedTuple):
     """A token that was run alone, with the seconds of the eviction before it and of the forward."""
 
     score: Score
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     running: float
 
 
-class Reading:
+class CacheReading:
     """A row of a cache that holds a prompt, but for its newest token.
 
     Tokens are evicted where the engine does it: when the prompt has been read, then when `until_eviction`
@@ -79,7 +79,7 @@ class Reading:
             self.evicts.commit(0)
 
     @contextmanager
-    def branch(self) -> Iterator[Reading]:
+    def branch(self) -> Iterator[CacheReading]:
         """Context manager with the same prompt, to go on otherwise while the block runs.
 
         A cache that evicts is copied, as nothing that it has evicted comes back.
@@ -108,13 +108,13 @@ class Reading:
             left = left[count:]
         return Score(*(torch.cat(parts) for parts in zip(*scores, strict=True)))
 
-    def step(self, token: int) -> Step:
+    def step(self, token: int) -> TimedToken:
         """Score of one token, and the seconds that it took."""
         start = perf_counter()
         self._evict()
         middle = perf_counter()
         score = self._score([token])
-        return Step(score, middle - start, perf_counter() - middle)
+        return TimedToken(score, middle - start, perf_counter() - middle)
 
     def _evict(self) -> None:
         if self.evicts is not None:

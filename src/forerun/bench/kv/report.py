@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from forerun.bench.kv.measure import Row
+from forerun.bench.kv.measure import KvRow
 from forerun.bench.kv.request import FULL
 from forerun.core import Exactness
 from forerun.files import size_text
@@ -18,7 +18,9 @@ from forerun.report.table import Cell, Mark, Table, long_table
 _LITTLE = 1.02
 
 
-def report_of(rows: Sequence[Row], settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Result:
+def report_of(
+    rows: Sequence[KvRow], settings: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Result:
     """The result of the command.
 
     Args:
@@ -40,14 +42,14 @@ def report_of(rows: Sequence[Row], settings: Mapping[str, Any], facts: Mapping[s
     )
 
 
-def _by_context(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
+def _by_context(rows: Sequence[KvRow]) -> dict[int, list[KvRow]]:
+    found: dict[int, list[KvRow]] = {}
     for row in rows:
         found.setdefault(row.context, []).append(row)
     return found
 
 
-def _answers(rows: Sequence[Row]) -> Iterator[str]:
+def _answers(rows: Sequence[KvRow]) -> Iterator[str]:
     for context, some in _by_context(rows).items():
         full, *others = some
         good = [
@@ -75,7 +77,7 @@ def _answers(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _tables(rows: Sequence[Row]) -> Iterator[Table]:
+def _tables(rows: Sequence[KvRow]) -> Iterator[Table]:
     columns: dict[str, Callable[[Mapping[str, Any]], Cell | str]] = {
         "setting": _setting,
         "perplexity": lambda row: f"{row['perplexity']:.2f}",
@@ -115,7 +117,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
     return f"{row['perplexity_ratio']:.3f} ({low:.3f}–{high:.3f})"
 
 
-def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
+def _charts(rows: Sequence[KvRow]) -> Iterator[Chart]:
     contexts, names = list(_by_context(rows)), list(dict.fromkeys(row.setting for row in rows))
     by_name = {name: [row for row in rows if row.setting == name] for name in names}
     figures = {

@@ -10,7 +10,7 @@ import torch
 from forerun import _native
 from forerun.bench.machine import MEMORY, Machine, instruction, use_threads
 from forerun.bench.roofline.measured import (
-    Timed,
+    TimedModel,
     from_memory,
     limits_of,
     measure_in_cache,
@@ -21,7 +21,7 @@ from forerun.bench.roofline.measured import (
 )
 from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
-from forerun.bench.roofline.rows import DRAFT, TARGET, Row
+from forerun.bench.roofline.rows import DRAFT, TARGET, Forward
 from forerun.bench.shapes import open_model
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
@@ -60,10 +60,10 @@ class Models:
         check_memory(pair.needs(1, capacity), pair.run.device)
         return cls(target.load(pair.run), pair.load_draft() if pair.draft else None)
 
-    def timed(self, request: RooflineRequest) -> list[Timed]:
+    def timed(self, request: RooflineRequest) -> list[TimedModel]:
         """With the tokens of their forwards."""
-        drafts = [] if self.draft is None else [Timed(DRAFT, self.draft, [1])]
-        return [Timed(TARGET, self.target, request.counts), *drafts]
+        drafts = [] if self.draft is None else [TimedModel(DRAFT, self.draft, [1])]
+        return [TimedModel(TARGET, self.target, request.counts), *drafts]
 
 
 def _ready(threads: int | None) -> None:
@@ -98,7 +98,7 @@ def measure(request: RooflineRequest, models: Models) -> Roofline:
     return replace(roofline, notes=notes)
 
 
-def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[Timed]) -> Roofline:
+def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[TimedModel]) -> Roofline:
     machine = Machine()
     # The kernels hold torch to one thread, which a model on torch should not be.
     torch.set_num_threads(use_threads(None))
@@ -126,12 +126,12 @@ def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[Timed]) ->
     )
 
 
-def _peaks(rows: Sequence[Row]) -> dict[str, float]:
+def _peaks(rows: Sequence[Forward]) -> dict[str, float]:
     """FLOP a second by the precision that is computed in."""
     return {instruction(row.precision): row.peak for row in reversed(rows)}
 
 
-def _on_device(request: RooflineRequest, timed: Sequence[Timed]) -> Roofline:
+def _on_device(request: RooflineRequest, timed: Sequence[TimedModel]) -> Roofline:
     target = timed[0].model
     on_cuda = target.device.type == "cuda"
     device = hardware_called(

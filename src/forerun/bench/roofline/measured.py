@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from forerun.bench.forwards import Forwards, prefill_seconds
 from forerun.bench.machine import TIMES_THE_CACHE, Machine, instruction
 from forerun.bench.roofline.result import InCache, Prefill
-from forerun.bench.roofline.rows import Row, Subject, Turn
+from forerun.bench.roofline.rows import Forward, Subject, Turn
 from forerun.bench.traffic import forward_bytes, multiply_adds, traffic_of
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
@@ -25,7 +25,7 @@ LimitsNow = Callable[[CausalLM, float], Limits]
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedModel:
     """A model whose forwards are timed.
 
     Args:
@@ -68,8 +68,8 @@ def limits_of(machine: Machine) -> LimitsNow:
 
 
 def time_forwards(
-    models: Sequence[Timed], contexts: Sequence[int], num_turns: int, limits_now: LimitsNow
-) -> list[Row]:
+    models: Sequence[TimedModel], contexts: Sequence[int], num_turns: int, limits_now: LimitsNow
+) -> list[Forward]:
     """Rows of all models at all contexts that they have room for, timed in turns."""
     timers = [
         (timed, context, Forwards(timed.model, context, max(timed.tokens)))
@@ -124,7 +124,7 @@ def time_prefill(model: CausalLM, limits_now: LimitsNow) -> Prefill:
     return Prefill(tokens, median, tokens / median, work / read, work / median, share)
 
 
-def from_memory(rows: Sequence[Row], machine: Machine) -> list[Row]:
+def from_memory(rows: Sequence[Forward], machine: Machine) -> list[Forward]:
     """The rows, with whether what they read comes from memory."""
     least = TIMES_THE_CACHE * machine.cache
     return [replace(row, from_memory=row.bytes >= least) for row in rows]

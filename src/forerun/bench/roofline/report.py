@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.roofline.result import InCache, Roofline
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Row
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward
 from forerun.costs.hardware import GB
 from forerun.files import size_text
 from forerun.report.chart import Dots, Roof
@@ -69,7 +69,7 @@ def _takes(roofline: Roofline) -> str:
     return "takes" if roofline.mode == "measured" else "would take"
 
 
-def _of_limits(row: Row) -> str:
+def _of_limits(row: Forward) -> str:
     if row.seconds is None:
         return ""
     reads = f"reading its {size_text(row.bytes)} at {_rate(row.bandwidth)}"
@@ -201,7 +201,7 @@ def _used_by(roofline: Roofline, name: str) -> str:
     return name if len(roofline.peaks) == 1 else f"{name} ({' and '.join(sorted(roles))})"
 
 
-def _dots(roofline: Roofline, rows: Sequence[Row]) -> Dots:
+def _dots(roofline: Roofline, rows: Sequence[Forward]) -> Dots:
     labels = [str(row.n) if row.n in _LABELLED else "" for row in rows]
     rates = [row.flops / roofline.seconds(row) for row in rows]
     return Dots([row.intensity for row in rows], rates, labels)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from forerun.bench.roofline.rows import DRAFT, TARGET, Row, free_tokens
+from forerun.bench.roofline.rows import DRAFT, TARGET, Forward, free_tokens
 from forerun.costs.forwards import Limits
 from forerun.costs.table import CostTable
 
@@ -66,7 +66,7 @@ class Roofline:
 
     mode: str
     hardware: str
-    rows: Sequence[Row]
+    rows: Sequence[Forward]
     reads: Mapping[str, float]
     peaks: Mapping[str, float]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class Roofline:
         """Limits of the target's forwards."""
         return self.rows[0].limits
 
-    def of(self, role: str) -> dict[int, list[Row]]:
+    def of(self, role: str) -> dict[int, list[Forward]]:
         """The rows of target or draft by context."""
-        found: dict[int, list[Row]] = {}
+        found: dict[int, list[Forward]] = {}
         for row in self.rows:
             if row.role == role:
                 found.setdefault(row.context, []).append(row)
@@ -107,7 +107,7 @@ class Roofline:
         ]
         return CostTable.from_rows(found) if found else None
 
-    def seconds(self, row: Row) -> float:
+    def seconds(self, row: Forward) -> float:
         """Seconds of a forward: those of one token times the ratio, which was measured in pairs."""
         return self.of(row.role)[row.context][0].time * row.rise
 

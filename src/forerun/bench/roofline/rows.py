@@ -16,7 +16,7 @@ TARGET, DRAFT = "target", "draft"
 
 
 @dataclass(frozen=True)
-class Row:
+class Forward:
     """A forward of `n` tokens of one request.
 
     Args:
@@ -97,7 +97,7 @@ class Subject:
     traffic: Traffic
     overhead: float = 0.0
 
-    def row(self, n: int, context: int, limits: Limits, turns: Sequence[Turn] = ()) -> Row:
+    def row(self, n: int, context: int, limits: Limits, turns: Sequence[Turn] = ()) -> Forward:
         """A forward of `n` tokens after `context` others."""
         work = self.traffic.alone(n, context)
         total = work[0] + work[1]
@@ -105,7 +105,7 @@ class Subject:
         predicted = self.overhead + float(limits.seconds(*work))
         alone = self.overhead + float(limits.seconds(*self.traffic.alone(1, context)))
         times = [turn.seconds[n] for turn in turns]
-        return Row(
+        return Forward(
             role=self.role,
             model=self.name,
             precision=self.precision,
@@ -129,7 +129,7 @@ class Subject:
         )
 
 
-def free_tokens(rows: Sequence[Row], *, predicted: bool = False) -> int:
+def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
     """The most tokens that are checked for at most FREE times the time of one, with all fewer ones.
 
     Args:

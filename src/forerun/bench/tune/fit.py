@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from forerun.bench.tune.records import Output, Round, Timing
+from forerun.bench.tune.records import PromptTiming, RecordedOutput, RoundTiming
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
@@ -26,7 +26,9 @@ Sample = tuple[float, float, float]
 """Tokens verified, context, seconds."""
 
 
-def fit_costs(timings: Sequence[Timing], outputs: Sequence[Output] = ()) -> RoundCosts:
+def fit_costs(
+    timings: Sequence[PromptTiming], outputs: Sequence[RecordedOutput] = ()
+) -> RoundCosts:
     """The costs of a candidate, from its timings at any batch sizes and its recorded outputs.
 
     Raises:
@@ -36,7 +38,7 @@ def fit_costs(timings: Sequence[Timing], outputs: Sequence[Output] = ()) -> Roun
         raise ConfigError(
             "no rounds were timed; time a prompt with at least a few tokens of output."
         )
-    by_batch: dict[int, list[Timing]] = {}
+    by_batch: dict[int, list[PromptTiming]] = {}
     for timing in timings:
         by_batch.setdefault(timing.batch_size, []).append(timing)
     grid = _Grid.of(timings)
@@ -74,7 +76,7 @@ class _Grid:
     contexts: tuple[int, ...]
 
     @classmethod
-    def of(cls, timings: Sequence[Timing]) -> _Grid:
+    def of(cls, timings: Sequence[PromptTiming]) -> _Grid:
         nodes = [one.nodes for timing in timings for one in timing.rounds]
         contexts = [one.context for timing in timings for one in timing.rounds]
         most = int(max(nodes, default=0)) + 1
@@ -144,7 +146,7 @@ def _parts(samples: NDArray[np.float64], knots: tuple[float, ...]) -> NDArray[np
     return np.stack([*hats, contexts, contexts * tokens], axis=1)
 
 
-def _at_usual_speed(one: Round, plain: CostTable) -> Round:
+def _at_usual_speed(one: RoundTiming, plain: CostTable) -> RoundTiming:
     """A round scaled to a machine on which plain rounds take their usual time."""
     if not one.beside:
         return one
@@ -153,7 +155,7 @@ def _at_usual_speed(one: Round, plain: CostTable) -> Round:
     return replace(one, **stages)
 
 
-def _samples(rounds: Sequence[Round], stage: str) -> list[Sample]:
+def _samples(rounds: Sequence[RoundTiming], stage: str) -> list[Sample]:
     """Samples of a stage; of drafting only where it was asked for and no prompt went through the drafter."""
     return [
         (one.nodes + 1.0, one.context, getattr(one, stage))
@@ -162,7 +164,7 @@ def _samples(rounds: Sequence[Round], stage: str) -> list[Sample]:
     ]
 
 
-def _first_draft(draft: CostTable, timings: Sequence[Timing]) -> float:
+def _first_draft(draft: CostTable, timings: Sequence[PromptTiming]) -> float:
     """Seconds a token that first drafts take longer than others; the median."""
     longer = [
         (one.draft - draft.seconds(one.nodes + 1, one.batch_size, one.context))
@@ -174,7 +176,9 @@ def _first_draft(draft: CostTable, timings: Sequence[Timing]) -> float:
     return max(statistics.median(longer), 0.0) if longer else 0.0
 
 
-def _prefill(timings: Sequence[Timing], outputs: Sequence[Output]) -> tuple[float, float]:
+def _prefill(
+    timings: Sequence[PromptTiming], outputs: Sequence[RecordedOutput]
+) -> tuple[float, float]:
     """Seconds a token of a prompt, and a token and token before it."""
     samples = [(timing.prompt_tokens, timing.prefill) for timing in timings]
     samples += [(len(output.prompt_ids), output.prefill_seconds) for output in outputs]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from forerun.bench.rows import Key, Row, Side
+from forerun.bench.rows import MeasuredPair, PairKey, Side
 from forerun.bench.settings import tokens_text
 from forerun.bench.tune.contexts import BreakEven, Shares, break_even
 from forerun.bench.tune.fit import fit_costs
-from forerun.bench.tune.records import Confirmed, Output, Records
+from forerun.bench.tune.records import Confirmed, RecordedOutput, Records
 from forerun.bench.tune.replay import Replayed, plain_seconds, prompt_seconds, replay
 from forerun.bench.tune.workbench import Candidate
 from forerun.costs.rounds import RoundCosts
@@ -48,7 +48,7 @@ class Prediction:
     break_even: BreakEven | None = None
     confirmed: float | None = None
     confirmed_by_category: dict[str, float] | None = None
-    pairs: tuple[Row, ...] = field(default=(), repr=False, compare=False)
+    pairs: tuple[MeasuredPair, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ def predict(
 
 def _predict(
     setting: tuple[str, int, int],
-    outputs: Sequence[Output],
+    outputs: Sequence[RecordedOutput],
     costs: RoundCosts,
     shares: Shares | None,
     temperature: float = 0.0,
@@ -154,11 +154,13 @@ def _gains(pairs: Sequence[_Pair]) -> tuple[float, dict[str, float]]:
     return every, {name: statistics.median(group) for name, group in groups.items()}
 
 
-def _rows(setting: Prediction, pairs: Sequence[_Pair], temperature: float) -> tuple[Row, ...]:
+def _rows(
+    setting: Prediction, pairs: Sequence[_Pair], temperature: float
+) -> tuple[MeasuredPair, ...]:
     """The pairs as `forerun bench` has them."""
     return tuple(
-        Row(
-            Key(setting.name, temperature, setting.batch_size, category, ids),
+        MeasuredPair(
+            PairKey(setting.name, temperature, setting.batch_size, category, ids),
             digest="",
             side=Side(*ours, None, (), (), {}),
             plain=Side(*plain, None, (), (), {}),
@@ -173,7 +175,7 @@ def _category(categories: Iterable[str]) -> str:
 
 
 def _break_even(
-    shares: Shares, total: Replayed, plain: float, outputs: Sequence[Output]
+    shares: Shares, total: Replayed, plain: float, outputs: Sequence[RecordedOutput]
 ) -> BreakEven | None:
     """From what was replayed, and what plain decoding takes without prompts; None without drafts."""
     if not total.drafted:

@@ -13,7 +13,7 @@ from forerun.measure.ledger import Format, Ledger
 
 
 @dataclass(frozen=True)
-class Output:
+class RecordedOutput:
     """One output under one candidate. Position i is the round that would begin after i output tokens.
 
     Args:
@@ -57,7 +57,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundTiming:
     """A round as it was timed.
 
     Args:
@@ -84,7 +84,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Timing:
+class PromptTiming:
     """Timed rounds of a candidate on one prompt, beside plain decoding.
 
     Args:
@@ -101,7 +101,7 @@ class Timing:
     prompt_id: str
     batch_size: int
     prompt_tokens: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundTiming, ...]
     plain: tuple[tuple[float, float], ...]
     prefill: float
     plain_prefill: float
@@ -145,7 +145,7 @@ class Confirmed:
         return (self.tokens / self.seconds) / (self.plain_tokens / self.plain_seconds)
 
 
-Record = Output | Timing | Confirmed | Shares
+TuneRecord = RecordedOutput | PromptTiming | Confirmed | Shares
 """One line of a file of records."""
 
 
@@ -160,9 +160,9 @@ class Records:
     """
 
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    file: Ledger[Record] | None = None
-    outputs: dict[tuple[str, str], Output] = field(default_factory=dict)
-    timings: dict[tuple[str, str, int, int], Timing] = field(default_factory=dict)
+    file: Ledger[TuneRecord] | None = None
+    outputs: dict[tuple[str, str], RecordedOutput] = field(default_factory=dict)
+    timings: dict[tuple[str, str, int, int], PromptTiming] = field(default_factory=dict)
     confirmed: dict[tuple[str, int, int, str, int], Confirmed] = field(default_factory=dict)
     shares: dict[str, Shares] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class Records:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, *records: Record) -> None:
+    def add(self, *records: TuneRecord) -> None:
         """Keep records, in the file too.
 
         Raises:
@@ -211,14 +211,14 @@ class Records:
         if self.file is not None:
             self.file.append(records)
 
-    def of(self, candidate: str) -> list[Output]:
+    def of(self, candidate: str) -> list[RecordedOutput]:
         """The outputs of a candidate, in the order of their recording."""
         return [output for output in self.outputs.values() if output.candidate == candidate]
 
-    def _keep(self, record: Record) -> None:
-        if isinstance(record, Output):
+    def _keep(self, record: TuneRecord) -> None:
+        if isinstance(record, RecordedOutput):
             self.outputs[record.key] = record
-        elif isinstance(record, Timing):
+        elif isinstance(record, PromptTiming):
             self.timings[record.key] = record
         elif isinstance(record, Shares):
             self.shares[record.candidate] = record
@@ -226,22 +226,22 @@ class Records:
             self.confirmed[record.key] = record
 
 
-def _parse(content: Mapping[str, Any]) -> Record:
+def _parse(content: Mapping[str, Any]) -> TuneRecord:
     """Record of the kind that has the content's keys."""
-    kinds = {"token_ids": Output, "plain_seconds": Confirmed, "shares": Shares}
-    kind = next((kind for key, kind in kinds.items() if key in content), Timing)
-    if kind is Timing:
-        content = {**content, "rounds": [Round(*values) for values in content["rounds"]]}
-    record: Record = _made(kind, content)
-    if isinstance(record, Output):
+    kinds = {"token_ids": RecordedOutput, "plain_seconds": Confirmed, "shares": Shares}
+    kind = next((kind for key, kind in kinds.items() if key in content), PromptTiming)
+    if kind is PromptTiming:
+        content = {**content, "rounds": [RoundTiming(*values) for values in content["rounds"]]}
+    record: TuneRecord = _made(kind, content)
+    if isinstance(record, RecordedOutput):
         _check(record)
     return record
 
 
-def _content(record: Record) -> dict[str, Any]:
+def _content(record: TuneRecord) -> dict[str, Any]:
     """Fields of a record, each round of a timing as a list."""
     content = asdict(record)
-    if isinstance(record, Timing):
+    if isinstance(record, PromptTiming):
         content["rounds"] = [list(own.values()) for own in content["rounds"]]
     return content
 
@@ -258,7 +258,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _check(output: Output) -> None:
+def _check(output: RecordedOutput) -> None:
     count = len(output.token_ids)
     for name in ("nodes", "depths", "accepted", "confidences"):
         if len(getattr(output, name)) != count:

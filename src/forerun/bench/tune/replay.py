@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forerun.bench.tune.records import Output
+from forerun.bench.tune.records import RecordedOutput
 from forerun.costs.rounds import RoundCosts, Seconds
 
-Recorded = Mapping[str, Output]
+Recorded = Mapping[str, RecordedOutput]
 """One output by candidate."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftChoice:
     """A draft for a request: its candidate and length; without a candidate the round is plain."""
 
     candidate: str | None
     num_tokens: int
 
 
-PLAIN = Choice(None, 0)
+PLAIN = DraftChoice(None, 0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Verified:
         accepted, emitted: numbers of tokens.
     """
 
-    choice: Choice
+    choice: DraftChoice
     context: int
     drafted: int
     nodes: int
@@ -67,7 +67,7 @@ class Replayed:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
-    choices: dict[Choice, int] = field(default_factory=dict)
+    choices: dict[DraftChoice, int] = field(default_factory=dict)
 
     @property
     def round_seconds(self) -> float:
@@ -98,7 +98,7 @@ class Replayed:
 
 
 @dataclass
-class Row:
+class ReplayedRequest:
     """A request on its way through its recorded output.
 
     Args:
@@ -129,7 +129,7 @@ class Row:
         """Tokens that it may still emit."""
         return self.output.max_tokens - self.position
 
-    def draft(self, choice: Choice) -> tuple[Choice, int]:
+    def draft(self, choice: DraftChoice) -> tuple[DraftChoice, int]:
         """The choice, plain where there is no room for a draft, and the tokens that it drafts."""
         if choice.candidate is None or choice.num_tokens < 1 or self.room < 2:
             return PLAIN, 0
@@ -137,7 +137,7 @@ class Row:
         # Every round emits one token beyond the draft.
         return choice, min(choice.num_tokens, depth, self.room - 1)
 
-    def verify(self, choice: Choice, drafted: int, kept: int) -> Verified:
+    def verify(self, choice: DraftChoice, drafted: int, kept: int) -> Verified:
         """Verify `kept` of the drafted tokens and go on behind what is emitted."""
         at, context = self.position, self.context
         if choice.candidate is None:
@@ -165,10 +165,10 @@ def replay(
         candidate: the drafter.
         num_tokens: its length; 0 decodes plainly.
     """
-    rows = list(map(Row, batch))
+    rows = list(map(ReplayedRequest, batch))
     prompts = sum(costs.prompt(len(row.output.prompt_ids)) for row in rows)
     result = Replayed(seconds=prompts, prefill_seconds=prompts)
-    choice = Choice(candidate, num_tokens) if num_tokens else PLAIN
+    choice = DraftChoice(candidate, num_tokens) if num_tokens else PLAIN
     while running := [row for row in rows if not row.ended]:
         drafts = [row.draft(choice) for row in running]
         verified = [
@@ -180,7 +180,7 @@ def replay(
 
 
 def round_seconds(
-    rows: Sequence[Row],
+    rows: Sequence[ReplayedRequest],
     verified: Sequence[Verified],
     costs: Mapping[str, RoundCosts],
     usual: str,

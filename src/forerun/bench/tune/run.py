@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.bench.summary import summarize
 from forerun.bench.tune.prediction import Prediction, predict, with_confirmed
 from forerun.bench.tune.records import Records
 from forerun.bench.tune.workbench import Candidate, Workbench
-from forerun.bench.verdict import Verdict, verdicts
+from forerun.bench.verdict import Recommendation, verdicts
 from forerun.drafters import DRAFTERS
 from forerun.engine.resolve import KNOWN_DRAFTS, default_method
 from forerun.errors import ConfigError, ForerunError
@@ -28,9 +28,9 @@ TIMED_PROMPTS, MOST_TURNS = 6, 200
 MOST_OF_ONE = 2
 LOOKUPS = ("ngram", "suffix", "token_recycling")
 
-Load = Callable[[Candidate, int], Workbench]
+LoadCandidate = Callable[[Candidate, int], Workbench]
 """Loads a candidate for batches of a size."""
-Encode = Callable[[Workbench], Sequence[Prompt]]
+EncodeSample = Callable[[Workbench], Sequence[EncodedPrompt]]
 """The sample as the model's tokens."""
 
 
@@ -67,7 +67,7 @@ class Tuning:
                 chosen[key] = one
         return list(chosen.values())
 
-    def verdict(self, batch_size: int) -> Verdict:
+    def verdict(self, batch_size: int) -> Recommendation:
         """The verdict of `forerun bench` on a batch size: on the settings that were run, if any were, else
         on what is predicted of all."""
         found = [one for one in self.predictions if one.batch_size == batch_size]
@@ -124,8 +124,8 @@ def variants(
 
 
 def tune(
-    load: Load,
-    encode: Encode,
+    load: LoadCandidate,
+    encode: EncodeSample,
     candidates: Sequence[Candidate],
     params: SamplingParams,
     records: Records,
@@ -183,7 +183,7 @@ def tune(
 
 def measure(
     bench: Workbench,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     records: Records,
     batch_sizes: Sequence[int],
@@ -212,7 +212,7 @@ def measure(
 
 def _time(
     bench: Workbench,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     records: Records,
     batch_size: int,
@@ -233,7 +233,7 @@ def _time(
 
 def run_setting(
     bench: Workbench,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     records: Records,
     setting: Prediction,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.bench.tune.prediction import Prediction, costs_of
-from forerun.bench.tune.records import Output, Records
+from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.run import Tuning
 from forerun.bench.tune.workbench import Candidate
 from forerun.theory.advice import Advice, advise
@@ -141,7 +141,7 @@ def advice_on(records: Records, setting: Prediction) -> Advice | None:
     )
 
 
-def acceptance_by_position(outputs: Sequence[Output]) -> tuple[float, ...]:
+def acceptance_by_position(outputs: Sequence[RecordedOutput]) -> tuple[float, ...]:
     """Share of tested tokens that is accepted, by position in the draft, as far as it was seen a few times.
 
     A token is tested where all before it are accepted.

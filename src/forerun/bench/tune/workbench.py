@@ -11,9 +11,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any, cast
 
-from forerun.bench.runs import Prompt
+from forerun.bench.runs import EncodedPrompt
 from forerun.bench.tune.contexts import Shares, shares_of
-from forerun.bench.tune.records import Confirmed, Output, Round, Timing
+from forerun.bench.tune.records import Confirmed, PromptTiming, RecordedOutput, RoundTiming
 from forerun.bench.tune.steering import FirstToken, Noted, SetLength, Steered
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
@@ -88,7 +88,7 @@ class _Step:
 
     seconds: float
     tokens: int
-    round: Round | None
+    round: RoundTiming | None
 
 
 class Workbench:
@@ -130,7 +130,7 @@ class Workbench:
         """Costs of its drafts by context, where that matters."""
         return shares_of(self.drafter, self.candidate.name, self.engine.target.max_context)
 
-    def record(self, prompt: Prompt, params: SamplingParams) -> Output:
+    def record(self, prompt: EncodedPrompt, params: SamplingParams) -> RecordedOutput:
         """One output, with what would be accepted at each of its positions."""
         noted: list[Noted] = []
         confidences: list[float] = []
@@ -150,7 +150,7 @@ class Workbench:
         self.policy.asks = None
         if self._steered is not None:
             self._steered.accepted = None
-        return Output(
+        return RecordedOutput(
             candidate=self.candidate.name,
             prompt_id=prompt.prompt_id,
             category=prompt.category,
@@ -166,15 +166,15 @@ class Workbench:
         )
 
     def time(
-        self, prompt: Prompt, params: SamplingParams, batch_size: int = 1, turn: int = 0
-    ) -> Timing:
+        self, prompt: EncodedPrompt, params: SamplingParams, batch_size: int = 1, turn: int = 0
+    ) -> PromptTiming:
         """The rounds of one prompt with lengths in turns, beside plain ones."""
         longest = self.candidate.longest
         turns = tuple(n for n in LENGTHS if n <= longest)
         self.policy.lengths = turns if self.candidate.tree_nodes is None else (longest, 0)
         if self._steered is not None:
             self._steered.fills = True
-        rounds: list[Round] = []
+        rounds: list[RoundTiming] = []
         plain: list[tuple[float, float]] = []
         beside = 0.0
         for ours, theirs in self._in_turns([prompt] * batch_size, params):
@@ -185,7 +185,7 @@ class Workbench:
         if self._steered is not None:
             self._steered.fills = False
         prefill, plain_prefill = self._time_prefill(prompt, params)
-        return Timing(
+        return PromptTiming(
             candidate=self.candidate.name,
             prompt_id=prompt.prompt_id,
             batch_size=batch_size,
@@ -198,7 +198,11 @@ class Workbench:
         )
 
     def pair(
-        self, prompts: Sequence[Prompt], params: SamplingParams, num_tokens: int, turn: int = 0
+        self,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        num_tokens: int,
+        turn: int = 0,
     ) -> Confirmed:
         """Some prompts side by side at a fixed length, and plainly, a few rounds of each in turns."""
         self.policy.lengths = (num_tokens,)
@@ -221,12 +225,12 @@ class Workbench:
             plain_tokens=tokens[1],
         )
 
-    def warm_up(self, prompt: Prompt, params: SamplingParams) -> None:
+    def warm_up(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
         """A short pair that is not counted."""
         self.pair([prompt], replace(params, max_tokens=16), self.candidate.longest)
 
     def _in_turns(
-        self, prompts: Sequence[Prompt], params: SamplingParams
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams
     ) -> Iterator[tuple[list[_Step], list[_Step]]]:
         """A few rounds of both sides in turns: what slows the machine down for a while slows both."""
         ours = self._speculative(prompts, params)
@@ -237,7 +241,9 @@ class Workbench:
                 return
             yield steps
 
-    def _speculative(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
+    def _speculative(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams
+    ) -> Iterator[_Step]:
         first = True
         for spent, rest, tokens in self._steps(self.engine, prompts, params):
             if not self._rounds:
@@ -246,7 +252,7 @@ class Workbench:
             one = None
             if len(done.requests) == len(prompts):
                 emitted = sum(len(verdict.token_ids) for verdict in done.verdicts)
-                one = Round(
+                one = RoundTiming(
                     batch_size=len(prompts),
                     nodes=sum(map(len, done.drafts)) / len(prompts),
                     drafted=drafted,
@@ -260,7 +266,7 @@ class Workbench:
             first = first and not drafted
             yield _Step(spent, tokens, one)
 
-    def _plain(self, prompts: Sequence[Prompt], params: SamplingParams) -> Iterator[_Step]:
+    def _plain(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> Iterator[_Step]:
         """By the plain loop or, of a batch, in rounds without drafts; all of a round is the target's."""
         context = sum(len(prompt.token_ids) for prompt in prompts) / len(prompts)
         if len(prompts) > 1:
@@ -280,7 +286,7 @@ class Workbench:
             started = perf_counter()
 
     def _steps(
-        self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
+        self, engine: Engine, prompts: Sequence[EncodedPrompt], params: SamplingParams
     ) -> Iterator[tuple[float, float, int]]:
         """Seconds of each step of an engine, those without prefill, and its tokens.
 
@@ -302,7 +308,7 @@ class Workbench:
             if error is not None:
                 raise error
 
-    def _time_prefill(self, prompt: Prompt, params: SamplingParams) -> tuple[float, float]:
+    def _time_prefill(self, prompt: EncodedPrompt, params: SamplingParams) -> tuple[float, float]:
         """The least seconds of both sides for the beginning of a prompt."""
         beginning = prompt.token_ids[:PREFILL_TOKENS]
         one = replace(params, max_tokens=1)
@@ -347,8 +353,8 @@ def _is_lookup(drafter: Any) -> bool:
     )
 
 
-def _plain_round(batch_size: int, context: float, seconds: float) -> Round:
-    return Round(batch_size, 0.0, False, False, context, 0.0, seconds, 0.0, 0.0)
+def _plain_round(batch_size: int, context: float, seconds: float) -> RoundTiming:
+    return RoundTiming(batch_size, 0.0, False, False, context, 0.0, seconds, 0.0, 0.0)
 
 
 def _last(rules: Sequence[FirstToken]) -> Noted:
