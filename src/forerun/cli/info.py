@@ -121,10 +121,10 @@ def _memory(
     checkpoint: Checkpoint, draft: str | None, run: RunConfig, placement: Placement, context: int
 ) -> dict[str, Any]:
     """Whether target, draft and caches for `context` tokens fit, in bytes."""
-    from forerun.engine.load import Pair
+    from forerun.engine.load import ModelPair
     from forerun.models import Checkpoint, available_bytes
 
-    pair = Pair(checkpoint, run)
+    pair = ModelPair(checkpoint, run)
     if draft is not None:
         # Where its config is not available, `draft_counted` says so.
         with contextlib.suppress(CheckpointError):

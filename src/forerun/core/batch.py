@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LogitsFor = Literal["all", "last", "none"]
 
 
-class Lengths(Protocol):
+class HasLengths(Protocol):
     """The part of a cache that a batch needs: the number of tokens in each row."""
 
     def length(self, row: int, layer: int | None = None) -> int:
@@ -134,7 +134,7 @@ class Batch:
     @classmethod
     def after(
         cls,
-        cache: Lengths,
+        cache: HasLengths,
         rows: Sequence[int],
         token_ids: Sequence[Sequence[int]],
         *,

@@ -101,7 +101,7 @@ def _assembled(
 ) -> Engine:
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
-    pair = _paired(Pair(target, target.run_config(placement)), placement, asked)
+    pair = _paired(ModelPair(target, target.run_config(placement)), placement, asked)
     rows, context = settings.max_batch_size, _context(target, settings.max_context)
     # A chain never extends beyond the context.
     tree_slots = 0 if config.tree is None else MOST_NODES
@@ -141,7 +141,7 @@ def _assembled(
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """A target, its draft model or head if it has one, and the settings that they run with."""
 
     target: Checkpoint
@@ -150,7 +150,7 @@ class Pair:
     draft_run: RunConfig | None = None
     head: HeadFiles | None = None
 
-    def with_draft(self, draft: Checkpoint, placement: Placement) -> Pair:
+    def with_draft(self, draft: Checkpoint, placement: Placement) -> ModelPair:
         """The pair with a draft model, which runs with a placement's settings but on the target's device.
 
         Raises:
@@ -211,7 +211,7 @@ class Pair:
         return self.draft.load(self.draft_run)
 
 
-def _paired(pair: Pair, placement: Placement, asked: Resolved) -> Pair:
+def _paired(pair: ModelPair, placement: Placement, asked: Resolved) -> ModelPair:
     """The pair with the draft model or the head that is asked for, if any.
 
     Raises:

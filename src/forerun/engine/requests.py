@@ -63,7 +63,7 @@ class RoundRecord:
     accepted: tuple[int, ...]
 
 
-Drafted = tuple[int, int, tuple[int, ...], Tree, tuple[int, ...]]
+_RoundFields = tuple[int, int, tuple[int, ...], Tree, tuple[int, ...]]
 """The fields of a `RoundRecord` but for its texts; a record is made when it is asked for."""
 
 
@@ -120,7 +120,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Committed:
     """The committed state of a request; it is replaced as a whole, never changed.
 
     Args:
@@ -138,19 +138,19 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoundOutcome:
     """Outcome of a round for a request, to be committed as a whole.
 
     Args:
         verdict: the verdict, cut where the request ends.
         texts: the text that becomes certain with each of its tokens.
-        progress: state of the request with them.
+        committed: state of the request with them.
         accepted: the accepted nodes of its draft.
     """
 
     verdict: Verdict
     texts: tuple[str, ...]
-    progress: Progress
+    committed: Committed
     accepted: tuple[int, ...]
 
 
@@ -165,16 +165,16 @@ class Running:
     origins: list[Origin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    rounds: list[Drafted] = field(default_factory=list)
+    rounds: list[_RoundFields] = field(default_factory=list)
     in_rounds: bool = True
     drafter_failures: int = 0
 
     def __post_init__(self) -> None:
-        self.progress = Progress(len(self.request), self.stream.state)
+        self.committed = Committed(len(self.request), self.stream.state)
 
     @property
     def finished(self) -> bool:
-        return self.progress.finish_reason is not None
+        return self.committed.finish_reason is not None
 
     @property
     def started(self) -> bool:
@@ -182,7 +182,7 @@ class Running:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.progress.num_tokens - self.request.num_prompt_tokens
+        return self.committed.num_tokens - self.request.num_prompt_tokens
 
     @property
     def room(self) -> int:
@@ -191,7 +191,7 @@ class Running:
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
         """End the request in its present state."""
-        self.progress = replace(self.progress, finish_reason=reason, error=error)
+        self.committed = replace(self.committed, finish_reason=reason, error=error)
 
     def _texts(self) -> tuple[str, ...]:
         """The text of each output token; the last one includes text held back at the end."""
@@ -200,7 +200,7 @@ class Running:
             return tuple(self.texts)
         return (*self.texts[:-1], self.texts[-1] + left)
 
-    def outcome(self, verdict: Verdict) -> Outcome:
+    def outcome(self, verdict: Verdict) -> RoundOutcome:
         """Outcome of a verdict: its tokens up to the first stop token, stop string or limit.
 
         Nothing changes before `commit`.
@@ -220,12 +220,12 @@ class Running:
             verdict = verdict.truncate(len(preview.texts))
         elif error is not None:
             reason = FinishReason.ERROR
-        total = self.progress.num_tokens + len(verdict.token_ids)
-        progress = Progress(total, preview.state, reason, error)
-        return Outcome(verdict, preview.texts, progress, path[: verdict.num_accepted])
+        total = self.committed.num_tokens + len(verdict.token_ids)
+        committed = Committed(total, preview.state, reason, error)
+        return RoundOutcome(verdict, preview.texts, committed, path[: verdict.num_accepted])
 
     def commit(
-        self, outcome: Outcome, logprobs: Sequence[TokenLogprob] = (), draft: Draft = NO_DRAFT
+        self, outcome: RoundOutcome, logprobs: Sequence[TokenLogprob] = (), draft: Draft = NO_DRAFT
     ) -> None:
         """Commit an outcome; if interrupted before the last line, `settle` takes back all of it."""
         emitted = len(outcome.verdict.token_ids)
@@ -236,22 +236,22 @@ class Running:
         self.origins.extend(outcome.verdict.origins)
         self.texts.extend(outcome.texts)
         self.logprobs.extend(logprobs)
-        self.stream.state = outcome.progress.text
-        self.progress = outcome.progress
+        self.stream.state = outcome.committed.text
+        self.committed = outcome.committed
 
     def settle(self) -> None:
-        """Remove what an interrupted `commit` has left beyond the progress."""
-        del self.request.token_ids[self.progress.num_tokens :]
+        """Remove what an interrupted `commit` has left beyond the committed state."""
+        del self.request.token_ids[self.committed.num_tokens :]
         total = self.num_output_tokens
         for values in (self.origins, self.texts, self.logprobs):
             del values[total:]
         while self.rounds and self.rounds[-1][0] >= total:
             del self.rounds[-1]
-        self.stream.state = self.progress.text
+        self.stream.state = self.committed.text
 
     def events(self, start: int) -> list[TokenEvent]:
         """The output tokens from `start` on as events."""
-        request, progress, total = self.request, self.progress, self.num_output_tokens
+        request, committed, total = self.request, self.committed, self.num_output_tokens
         # `output_ids` would copy the whole output every round.
         token_ids, before = request.token_ids, request.num_prompt_tokens
         return [
@@ -261,13 +261,13 @@ class Running:
                 origin=self.origins[index],
                 text=self.texts[index],
                 logprob=self.logprobs[index] if self.logprobs else None,
-                finish_reason=progress.finish_reason if index == total - 1 else None,
+                finish_reason=committed.finish_reason if index == total - 1 else None,
             )
             for index in range(start, total)
         ]
 
     def completion(self) -> Completion:
-        request, progress = self.request, self.progress
+        request, committed = self.request, self.committed
         wants_logprobs = request.params.logprobs is not None
         return Completion(
             request_id=request.request_id,
@@ -277,10 +277,10 @@ class Running:
             texts=self._texts(),
             origins=tuple(self.origins),
             rounds=self._rounds_with_texts(),
-            finish_reason=progress.finish_reason,
+            finish_reason=committed.finish_reason,
             stats=self.stats,
             logprobs=tuple(self.logprobs) if wants_logprobs else None,
-            error=progress.error,
+            error=committed.error,
         )
 
     def _rounds_with_texts(self) -> tuple[RoundRecord, ...]:

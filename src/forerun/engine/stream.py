@@ -28,7 +28,7 @@ class Stream:
 
     def __repr__(self) -> str:
         running = self._running
-        reason = running.progress.finish_reason
+        reason = running.committed.finish_reason
         return (
             f"Stream(request_id={self.request_id}, num_tokens={running.num_output_tokens}, "
             f"finish_reason={None if reason is None else str(reason)!r})"
@@ -58,8 +58,8 @@ def run_all(scheduler: Scheduler, requests: list[Running]) -> list[Completion]:
             scheduler.step()
             started = first_started(left)
             for running in started:
-                if running.progress.error is not None:
-                    raise running.progress.error
+                if running.committed.error is not None:
+                    raise running.committed.error
             going_on = [running for running in started if not running.finished]
             left = going_on + left[len(started) :]
     finally:
@@ -85,8 +85,8 @@ def follow(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:
                 scheduler.step()
     finally:
         scheduler.drop([running])
-    if running.progress.error is not None:
-        raise running.progress.error
+    if running.committed.error is not None:
+        raise running.committed.error
 
 
 def follow_plain(scheduler: Scheduler, running: Running) -> Iterator[TokenEvent]:

@@ -228,7 +228,7 @@ def _torch_seed() -> int:
 
 
 @dataclass(eq=False)
-class Kept:
+class KeptEngine:
     """A model's engine, stored as an attribute of the model so that both are freed together."""
 
     model: Any = None
@@ -242,7 +242,7 @@ class Kept:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model, or a model read from a file, starts without an engine.
-        return Kept, ()
+        return KeptEngine, ()
 
     def engine_for(self, rows: int, length: int) -> Engine:
         """An engine for `rows` rows of `length` tokens: the kept one if it is large enough."""
@@ -261,12 +261,12 @@ class Kept:
         return engine
 
 
-def _kept_with(model: Any, asked: dict[str, Any]) -> Kept:
-    """The `Kept` of a model, made anew if its weights, its assistant's or the arguments have changed."""
-    kept: Kept | None = vars(model).get(_NAME)
+def _kept_with(model: Any, asked: dict[str, Any]) -> KeptEngine:
+    """The kept engine of a model, made anew if its weights, its assistant's or the arguments have changed."""
+    kept: KeptEngine | None = vars(model).get(_NAME)
     fingerprint = _fingerprint(model) + _fingerprint(asked.get("draft_model"))
     if kept is None or kept.fingerprint != fingerprint or kept.asked != asked:
-        kept = Kept(model, fingerprint, asked)
+        kept = KeptEngine(model, fingerprint, asked)
         vars(model)[_NAME] = kept
     return kept
 

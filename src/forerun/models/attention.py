@@ -15,7 +15,7 @@ from forerun.models.architecture import Architecture
 from forerun.models.block_choice import BlockChoice, Chosen
 from forerun.models.rope import rotate
 
-Parts = Mapping[str, tuple[Tensor, Tensor | None]]
+CacheParts = Mapping[str, tuple[Tensor, Tensor | None]]
 """Weights and biases of a layer by short name, such as `qkv`."""
 
 
@@ -160,7 +160,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale:
 
 
 @dataclass(frozen=True)
-class Step:
+class AttentionStep:
     """The state that all layers of one forward pass share.
 
     Attributes:
@@ -177,7 +177,7 @@ class Step:
         self,
         layer: int,
         window: int | None,
-        parts: Parts,
+        parts: CacheParts,
         shape: Architecture | AttentionShape,
         hidden: Tensor,
     ) -> Tensor:

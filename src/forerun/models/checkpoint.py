@@ -20,7 +20,7 @@ from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
 from forerun.models.device_memory import DeviceMemory
-from forerun.models.gguf.rounding import Held, held_tensors
+from forerun.models.gguf.rounding import Rounding, roundings
 from forerun.models.gguf.source import GgufSource
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
@@ -151,7 +151,7 @@ class Checkpoint:
         return self.stored.tokenizer(self.config)
 
     @cached_property
-    def held(self) -> list[Held]:
+    def held(self) -> list[Rounding]:
         """The form in which the kernels hold each quantized weight; empty if weights are not quantized.
 
         Raises:
@@ -162,7 +162,7 @@ class Checkpoint:
         layout = layout_of(self.architecture)
         source = cast(GgufSource, self.source())
         match_keys(source, layout)
-        return held_tensors(source, layout)
+        return roundings(source, layout)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from forerun.kv_cache import held_before
 from forerun.models.config import one_line
 from forerun.models.device_memory import DeviceMemory
 from forerun.models.hf_cache import HFCache
-from forerun.models.hf_probe import Part, find_head, probe
+from forerun.models.hf_probe import Operation, find_head, probe
 from forerun.models.layers import check_view
 from forerun.models.placement import dtype_name
 
@@ -153,7 +153,7 @@ class HFModel:
         return self._head[1](hidden)
 
     @cached_property
-    def _head(self) -> tuple[Part, Part]:
+    def _head(self) -> tuple[Operation, Operation]:
         return find_head(self.model, self.name)
 
     def _run(self, batch: Batch, index: int, cache: HFCache) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forerun.models.hf import HFModel
     from forerun.models.hf_cache import HFCache
 
-Part = Callable[[Tensor], Tensor]
+Operation = Callable[[Tensor], Tensor]
 
 # Names of final norms.
 _NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
@@ -105,7 +105,7 @@ def _logits(model: HFModel, cache: HFCache, tokens: list[int], tree: Tree | None
 
 
 @torch.no_grad()
-def find_head(model: Any, name: str) -> tuple[Part, Part]:
+def find_head(model: Any, name: str) -> tuple[Operation, Operation]:
     """The final norm and the output head, if they alone turn the last layer's output into the exact logits.
 
     Some models scale or cap their logits, or put something between the two; this is detected here.

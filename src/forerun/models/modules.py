@@ -23,7 +23,7 @@ from forerun.contracts import (
 from forerun.core import Batch
 from forerun.kv_cache import StaticCache
 from forerun.models.architecture import ACTIVATIONS
-from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
+from forerun.models.attention import AttentionStep, CacheParts, apply_gate, norm, visibility
 from forerun.models.rope import RotaryTable
 
 
@@ -158,7 +158,7 @@ class ComposedLayer:
 class TorchAttention:
     """Self-attention on torch; implements `forerun.contracts.Attention`."""
 
-    def __init__(self, shape: AttentionShape, parts: Parts) -> None:
+    def __init__(self, shape: AttentionShape, parts: CacheParts) -> None:
         self._shape, self._parts = shape, parts
         qkv = parts["qkv"][0]
         self._device, self._dtype = qkv.device, qkv.dtype
@@ -178,5 +178,5 @@ class TorchAttention:
         window = self._shape.window
         visible = {window: visibility(appending, window, self._dtype)}
         rotation = None if self._rotary is None else self._rotary.at(positions, batch.furthest)
-        step = Step(appending, visible, rotation)
+        step = AttentionStep(appending, visible, rotation)
         return step.attention(0, window, self._parts, self._shape, hidden)

@@ -11,7 +11,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _USUAL = 16 * 2**20
 
 
-class Cache(NamedTuple):
+class ProcessorCache(NamedTuple):
     """A data cache of the first processor.
 
     Attributes:
@@ -29,7 +29,7 @@ class Cache(NamedTuple):
         return self.nbytes * max(1, threads // self.sharers)
 
 
-def data_caches() -> list[Cache]:
+def data_caches() -> list[ProcessorCache]:
     """All caches that hold data, the nearest first; empty if the system does not describe them."""
     found = []
     for folder in FOLDER.glob("index*"):
@@ -38,7 +38,7 @@ def data_caches() -> list[Cache]:
         if kind != "Instruction" and size[-1:] in _UNITS and size[:-1].isdecimal():
             nbytes = int(size[:-1]) * _UNITS[size[-1]]
             sharers = _count(_read(folder, "shared_cpu_list"))
-            found.append(Cache(int(level) if level.isdecimal() else 0, nbytes, sharers))
+            found.append(ProcessorCache(int(level) if level.isdecimal() else 0, nbytes, sharers))
     return sorted(found)
 
 

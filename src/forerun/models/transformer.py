@@ -17,7 +17,7 @@ from forerun.costs.precision import bytes_of_text
 from forerun.errors import CacheError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
 from forerun.models.architecture import ACTIVATIONS, Architecture
-from forerun.models.attention import Parts, Step, apply_gate, norm, visibility
+from forerun.models.attention import AttentionStep, CacheParts, apply_gate, norm, visibility
 from forerun.models.device_memory import DeviceMemory
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.placement import dtype_name
@@ -143,15 +143,15 @@ class Transformer:
             logits = self.lm_head(self.final_norm(wanted))
         return ForwardOutput(logits, states)
 
-    def _step(self, appending: Appending, layers: range) -> Step:
+    def _step(self, appending: Appending, layers: range) -> AttentionStep:
         windows = {self.shape.windows[layer] for layer in layers}
         visible = {window: visibility(appending, window, self.dtype) for window in windows}
         rotation = None
         if self._rotary is not None:
             rotation = self._rotary.at(appending.positions, appending.batch.furthest)
-        return Step(appending, visible, rotation)
+        return AttentionStep(appending, visible, rotation)
 
-    def _layer(self, index: int, hidden: Tensor, step: Step) -> Tensor:
+    def _layer(self, index: int, hidden: Tensor, step: AttentionStep) -> Tensor:
         parts, shape = self._layers[index], self.shape
         normed = norm(hidden, *parts["input_norm"], shape.norm_eps)
         hidden = hidden + step.attention(index, shape.windows[index], parts, shape, normed)
@@ -176,7 +176,7 @@ class Transformer:
         return functional.linear(hidden, self._head)
 
 
-def _parts(weights: Mapping[str, Tensor], prefix: str) -> Parts:
+def _parts(weights: Mapping[str, Tensor], prefix: str) -> CacheParts:
     parts = {}
     for key, weight in weights.items():
         if key.startswith(prefix) and key.endswith(".weight"):

@@ -1,7 +1,7 @@
 """Measures speculation in any decoding loop: acceptance, cost, and whether it pays."""
 
-from forerun.monitor.evidence import Decision
+from forerun.monitor.evidence import Advice
 from forerun.monitor.monitor import Monitor
 from forerun.monitor.snapshot import Snapshot
 
-__all__ = ["Decision", "Monitor", "Snapshot"]
+__all__ = ["Advice", "Monitor", "Snapshot"]

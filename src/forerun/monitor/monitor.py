@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.core import PlainReason
 from forerun.errors import ConfigError
-from forerun.monitor.evidence import LEAST_ROUNDS, Decision, decide, plain_estimates
+from forerun.monitor.evidence import LEAST_ROUNDS, Advice, decide, plain_estimates
 from forerun.monitor.exposition import exposition
-from forerun.monitor.snapshot import Round, Row, Snapshot, usable
+from forerun.monitor.snapshot import RequestCounts, RoundCounts, Snapshot, usable
 from forerun.options import Text, check, plain
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Monitor:
         )
         self._lock = Lock()
         self._run = Snapshot()
-        self._newest: deque[Round] = deque(maxlen=self.window)
+        self._newest: deque[RoundCounts] = deque(maxlen=self.window)
         # (seconds, tokens) of plain decoding by the requests in a round.
         self._plain: dict[int, deque[tuple[float, int]]] = {}
 
@@ -96,7 +96,7 @@ class Monitor:
         target = _time("target_seconds", target_seconds)
         verify = _time("verify_seconds", verify_seconds)
         whole = _time("seconds", seconds)
-        self._add(Round.of(rows, draft, target, verify, whole))
+        self._add(RoundCounts.of(rows, draft, target, verify, whole))
 
     def record_plain(self, seconds: float, tokens: int = 1, requests: int = 1) -> None:
         """Record a time of plain decoding to compare with; it does not count as a round.
@@ -129,7 +129,7 @@ class Monitor:
         with self._lock:
             return self._run.stats.tokens_per_target_forward
 
-    def should_disable(self) -> Decision:
+    def should_disable(self) -> Advice:
         """Decide, with a reason, whether speculation should stop.
 
         A decision to stop needs 30 rounds that drafted, and a difference of three standard errors.
@@ -180,15 +180,17 @@ class Monitor:
 
     def _see(self, done: TimedRound) -> None:
         rows = tuple(
-            Row(len(draft), verdict.num_accepted, len(verdict.token_ids), draft.tree.depth, reason)
+            RequestCounts(
+                len(draft), verdict.num_accepted, len(verdict.token_ids), draft.tree.depth, reason
+            )
             for draft, verdict, reason in zip(done.drafts, done.verdicts, done.reasons, strict=True)
             if verdict.token_ids
         )
         if rows:
             draft, target, verify = done.times.draft, done.times.target, done.times.verify
-            self._add(Round.of(rows, draft, target, verify, done.times.total))
+            self._add(RoundCounts.of(rows, draft, target, verify, done.times.total))
 
-    def _add(self, done: Round) -> None:
+    def _add(self, done: RoundCounts) -> None:
         with self._lock:
             self._run.add(done)
             self._newest.append(done)
@@ -215,7 +217,9 @@ def _time(name: str, value: float | None) -> float | None:
     return seconds
 
 
-def _row(drafted: int, accepted: int, emitted: int, depth: int, reason: PlainReason) -> Row:
+def _row(
+    drafted: int, accepted: int, emitted: int, depth: int, reason: PlainReason
+) -> RequestCounts:
     """The numbers of one request in one round.
 
     Raises:
@@ -226,4 +230,4 @@ def _row(drafted: int, accepted: int, emitted: int, depth: int, reason: PlainRea
         raise ConfigError(f"{given}: accepted tokens are drafted on one path, and emitted.")
     if depth > drafted or bool(depth) != bool(drafted):
         raise ConfigError(f"{given}: a path has at least one token and at most all drafted ones.")
-    return Row(drafted, accepted, emitted, depth, reason)
+    return RequestCounts(drafted, accepted, emitted, depth, reason)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from forerun.core import PlainReason, Stats
 
 
-class Row(NamedTuple):
+class RequestCounts(NamedTuple):
     """Token counts of one request in one round; `depth` is the depth of its draft."""
 
     drafted: int
@@ -26,10 +26,10 @@ class Row(NamedTuple):
         return self.accepted + rejected
 
 
-class Round(NamedTuple):
+class RoundCounts(NamedTuple):
     """One round of a batch with its sums; times that are not known are None."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RequestCounts, ...]
     drafted: int
     tested: int
     accepted: int
@@ -42,12 +42,12 @@ class Round(NamedTuple):
     @classmethod
     def of(
         cls,
-        rows: tuple[Row, ...],
+        rows: tuple[RequestCounts, ...],
         draft: float | None,
         target: float | None,
         verify: float | None,
         seconds: float | None,
-    ) -> Round:
+    ) -> RoundCounts:
         """A round with its usable times; one unusable time leaves the whole round untimed."""
         drafted = sum(row.drafted for row in rows)
         stages = [value if usable(value) else None for value in (draft, target, verify)]
@@ -89,7 +89,7 @@ class Snapshot:
     plain_seconds: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rounds: Iterable[Round], plain_seconds: Mapping[int, float]) -> Snapshot:
+    def of(cls, rounds: Iterable[RoundCounts], plain_seconds: Mapping[int, float]) -> Snapshot:
         """A snapshot of the given rounds."""
         made = cls(plain_seconds=dict(plain_seconds))
         for done in rounds:
@@ -107,7 +107,7 @@ class Snapshot:
             dict(plain_seconds),
         )
 
-    def add(self, done: Round) -> None:
+    def add(self, done: RoundCounts) -> None:
         """Add one round."""
         stats, tested = self.stats, self.num_tested_tokens_per_pos
         for row in done.rows:

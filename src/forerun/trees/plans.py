@@ -10,7 +10,7 @@ from forerun.trees.shapes import load_tree
 
 AUTO = "auto"
 
-Acceptance = tuple[tuple[float, ...], ...]
+RankAcceptance = tuple[tuple[float, ...], ...]
 
 
 def resolve_tree(tree: str | Tree | None) -> str | Tree | None:
@@ -27,7 +27,7 @@ def plan_tree(
     num_nodes: int,
     num_tokens: int,
     drawing: Drawing,
-    acceptance: Acceptance | None = None,
+    acceptance: RankAcceptance | None = None,
 ) -> Plan:
     """The plan for one round.
 
@@ -55,6 +55,6 @@ def plan_tree(
 
 
 @lru_cache(maxsize=256)
-def best_tree(acceptance: Acceptance | tuple[float, ...], num_nodes: int, depth: int) -> Tree:
+def best_tree(acceptance: RankAcceptance | tuple[float, ...], num_nodes: int, depth: int) -> Tree:
     """The shape that `best_shape` finds for an acceptance by rank, or by depth and rank; searched once."""
     return best_shape(acceptance, num_nodes, depth).shape

@@ -26,7 +26,7 @@ from forerun.bench.shapes import open_model
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
 from forerun.costs.hardware import HARDWARE, Hardware
-from forerun.engine.load import Pair
+from forerun.engine.load import ModelPair
 from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.errors import ConfigError
 from forerun.models.memory import check_memory
@@ -49,7 +49,7 @@ class Models:
         """
         placement = request.place.placement
         target = open_model(request.model, request.place.revision)
-        pair = Pair(target, target.run_config(placement))
+        pair = ModelPair(target, target.run_config(placement))
         draft = request.draft_model or KNOWN_DRAFTS.get(request.model)
         if draft is not None:
             pair = pair.with_draft(open_model(draft), replace(placement, dtype=request.draft_dtype))

@@ -24,7 +24,7 @@ MOST_SORTED = 32
 # Number of the text's last tokens that are looked up when a match in another automaton starts again.
 MOST_REMATCHED = 64
 
-Child = tuple[int, float, int]
+StateChild = tuple[int, float, int]
 """A token, its share of the tokens that came next, and the state that it leads to."""
 
 
@@ -95,7 +95,7 @@ class SuffixAutomaton:
         others = self._others[state]
         return others.get(token, 0) if others else 0
 
-    def children(self, state: int) -> list[Child]:
+    def children(self, state: int) -> list[StateChild]:
         """The tokens that came next, the most frequent first, the latest among equals; at most MOST_CHILDREN.
 
         Their shares leave room for one token that has never come next. At the end of a text they

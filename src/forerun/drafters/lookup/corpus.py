@@ -38,7 +38,7 @@ _WIDTH = 4
 
 Places = tuple[int, ...]
 """Positions in the texts."""
-Child = tuple[int, float, Places]
+PlacesChild = tuple[int, float, Places]
 """A token, its share of the tokens that come next, and the places after it."""
 
 
@@ -133,7 +133,7 @@ class Corpus:
             [at + 1 for at in places if tokens[at] == token and tokens[at + 1] != SEPARATOR]
         )
 
-    def children(self, places: Places) -> list[Child]:
+    def children(self, places: Places) -> list[PlacesChild]:
         """The tokens that come next, the most frequent first, the first among equals; at most MOST_CHILDREN.
 
         Their shares leave room for one token that has never come next.

@@ -19,7 +19,7 @@ _ROWS = 32
 
 
 @dataclass(frozen=True)
-class Held:
+class Rounding:
     """Tensors of one stored type and the precision that they run in.
 
     Args:
@@ -36,7 +36,7 @@ class Held:
     error: float
 
 
-def held_tensors(source: GgufSource, layout: Layout) -> list[Held]:
+def roundings(source: GgufSource, layout: Layout) -> list[Rounding]:
     """All tensors of a model grouped by type and precision, most parameters first."""
     formats, keys = source.formats(layout), dict[tuple[str, str], list[str]]()
     for tensor in layout.tensors:
@@ -44,8 +44,8 @@ def held_tensors(source: GgufSource, layout: Layout) -> list[Held]:
             stored = source.tensors[part.key].kind.name
             precision = formats.get(tensor.name, "fp32")
             keys.setdefault((stored, precision), []).append(part.key)
-    held = [
-        Held(
+    found = [
+        Rounding(
             stored,
             precision,
             len(names),
@@ -54,7 +54,7 @@ def held_tensors(source: GgufSource, layout: Layout) -> list[Held]:
         )
         for (stored, precision), names in keys.items()
     ]
-    return sorted(held, key=lambda entry: -entry.parameters)
+    return sorted(found, key=lambda entry: -entry.parameters)
 
 
 def _error(source: GgufSource, key: str, precision: str) -> float:
@@ -63,14 +63,14 @@ def _error(source: GgufSource, key: str, precision: str) -> float:
         return 0.0
     rows = min(_ROWS, shape[0])
     exact = values_of(source.rows(key, 0, rows), kind).double()
-    difference = exact - _as_held(source, key, rows, precision, exact)
+    difference = exact - _rounded(source, key, rows, precision, exact)
     power, lost = exact.square().mean().item(), difference.square().mean().item()
     if not math.isfinite(power + lost):
         raise CheckpointError(f"{source.name}: {key} is not finite; download it again.")
     return math.sqrt(lost / power) if power else 0.0
 
 
-def _as_held(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:
+def _rounded(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:
     if precision == "bf16":
         return exact.bfloat16().double()
     return torch.from_numpy(source.codes(key, 0, rows, precision).values()).double()
