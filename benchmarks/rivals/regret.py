@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
@@ -15,7 +16,7 @@ from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
 from forerun.bench.tune.prediction import costs_of
 from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.replay import plain_seconds
-from forerun.costs.rounds import RoundCosts
+from forerun.costs.rounds import Costs, RoundCosts
 from forerun.policies import make_policy
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -86,7 +87,32 @@ def common_scale(
     same in all."""
     plain = {name: sum(plain_seconds([text], one) for text in texts) for name, one in costs.items()}
     usual = statistics.median(plain.values())
-    return {name: one.scaled(usual / plain[name]) for name, one in costs.items()}
+    return {name: scaled(one, usual / plain[name]) for name, one in costs.items()}
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """Costs times a factor."""
+
+    costs: Costs
+    factor: float
+
+    def seconds(self, num_tokens: Any, batch_size: Any, context: Any) -> Any:
+        return self.factor * self.costs.seconds(num_tokens, batch_size, context)
+
+
+def scaled(costs: RoundCosts, factor: float) -> RoundCosts:
+    """The costs on a machine that is slower by a factor."""
+    return RoundCosts(
+        draft=_Scaled(costs.draft, factor),
+        target=_Scaled(costs.target, factor),
+        plain=_Scaled(costs.plain, factor),
+        verify=_Scaled(costs.verify, factor),
+        host=_Scaled(costs.host, factor),
+        first_draft=costs.first_draft * factor,
+        prefill=(costs.prefill[0] * factor, costs.prefill[1] * factor),
+        plain_prefill=costs.plain_prefill,
+    )
 
 
 def rivals(workload: Workload, candidate: str) -> list[ReplayPolicy]:

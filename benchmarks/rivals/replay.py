@@ -151,7 +151,7 @@ def replay(
 
     Args:
         batch: one entry a request.
-        costs: by candidate, all on one scale; see `RoundCosts.scaled`.
+        costs: by candidate, all on one scale; see `regret.scaled`.
         policy: what chooses.
 
     Raises:

@@ -11,7 +11,7 @@ from benchmarks.rivals.__main__ import main, over_drafters
 from benchmarks.rivals.budgets import FULL_ROUNDS, AdaptiveVerification, Algorithm1
 from benchmarks.rivals.engine_policies import EnginePolicy
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
-from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, seconds_of
+from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, scaled, seconds_of
 from benchmarks.rivals.replay import Offer, Outcome, View, replay
 from forerun.bench.tune.records import PromptTiming, Records, RoundTiming
 from forerun.bench.tune.replay import DraftChoice
@@ -35,6 +35,14 @@ def outcome(drafted: int, accepted: int, probs: tuple[float, ...] = ()) -> Outco
 
 def workload() -> Workload:
     return Workload("made", [recorded(seed, 60) for seed in range(4)], COSTS)
+
+
+def test_a_slower_machine_takes_longer_in_every_stage() -> None:
+    usual, slower = COSTS["good"], scaled(COSTS["good"], 3.0)
+    for nodes in (0, 4):
+        assert slower.round(nodes, 1, 0).total == pytest.approx(3 * usual.round(nodes, 1, 0).total)
+    assert slower.plain_seconds(1, 0) == 3 * usual.plain_seconds(1, 0)
+    assert slower.prompt(4) == pytest.approx(3 * usual.prompt(4))
 
 
 def test_no_rival_takes_less_than_hindsight() -> None:

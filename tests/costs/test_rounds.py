@@ -201,7 +201,7 @@ def test_a_table_stands_in_for_a_roofline() -> None:
     )
 
 
-def test_stages_add_up_and_scale() -> None:
+def test_stages_add_up() -> None:
     def table(seconds: float) -> CostTable:
         return CostTable.from_rows((n, 1, 0, seconds * n) for n in (1, 2))
 
@@ -213,9 +213,6 @@ def test_stages_add_up_and_scale() -> None:
     assert (three.draft, three.target, three.verify, three.host) == (3.0, 30.0, 3000.0, 10_000.0)
     assert costs.round(2, 1, 0, drafts=False).total == three.total - 3.0
     assert (costs.prompt(4), costs.plain_prompt(4)) == (12.0, 6.0)
-    slower = costs.scaled(3.0)
-    assert slower.round(2, 1, 0).total == 3.0 * three.total
-    assert (slower.plain_seconds(1, 0), slower.prompt(4), slower.first_draft) == (300, 36, 1.5)
 
 
 def test_a_draft_by_ratio_costs_that_share_of_a_plain_round() -> None:

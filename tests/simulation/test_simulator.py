@@ -23,7 +23,7 @@ from forerun.simulation.language_models import (
     MockModel,
     NgramModel,
 )
-from forerun.simulation.rounds import RoundCost, Simulation
+from forerun.simulation.rounds import RelativeCost, Simulation
 from forerun.simulation.simulator import Speculation, greedy, speculative, standard
 from forerun.theory import formulas
 from forerun.theory.adaptive import AdaptiveLength
@@ -42,7 +42,7 @@ def tokens_estimate(run: Simulation) -> Estimate:
 @pytest.mark.parametrize("rng", [np.random.RandomState(3), np.random.default_rng(3)], ids=str)
 def test_independent_rounds_of_a_table_agree_with_the_formulas(rng: Any) -> None:
     p, q = [0.5, 0.3, 0.2], [0.3, 0.2, 0.5]
-    speculation = Speculation(4, cost=RoundCost(0.1))
+    speculation = Speculation(4, cost=RelativeCost(0.1))
     outcome = speculative(TableModel(p), TableModel(q), (), 6000, rng, speculation)
     alpha = acceptance_rate(p, q)
     for estimate, wanted in (
@@ -79,7 +79,7 @@ def test_the_counts_fit_together(
         (0,),
         num_tokens,
         np.random.default_rng(seed),
-        Speculation(length, branching, RoundCost(0.25, prices.__getitem__)),
+        Speculation(length, branching, RelativeCost(0.25, prices.__getitem__)),
     )
     emitted = [token for entry in outcome.rounds for token in entry.token_ids]
     assert outcome.token_ids == tuple(emitted[:num_tokens])
@@ -101,7 +101,7 @@ def test_the_counts_fit_together(
 
 
 def test_a_perfect_draft_reaches_the_ceiling() -> None:
-    speculation = Speculation(5, cost=RoundCost(0.1))
+    speculation = Speculation(5, cost=RelativeCost(0.1))
     outcome = speculative(MOCK_TARGET, MOCK_TARGET, (0,), 60, np.random.default_rng(0), speculation)
     assert (outcome.recovered, outcome.bonus, outcome.target_calls) == (0, 10, 10)
     assert outcome.speedup == pytest.approx(formulas.speedup(1.0, 5, 0.1))
@@ -202,7 +202,7 @@ def test_a_pair_of_ngram_models_pays_where_the_draft_is_cheap() -> None:
         target.encode("the "),
         400,
         np.random.default_rng(0),
-        Speculation(4, cost=RoundCost(0.02)),
+        Speculation(4, cost=RelativeCost(0.02)),
     )
     assert outcome.speedup_estimate().interval(0.99)[0] > 1.0
 
@@ -238,7 +238,7 @@ def test_intervals_hold_where_rounds_of_a_text_depend_on_each_other(
     draft = NgramModel.fit(text, 2, vocabulary=target.vocabulary)
     pair = remembering_trigrams(target), remembering_trigrams(draft)
     runs = [
-        speculative(*pair, (), 500, rng, Speculation(length, cost=RoundCost(0.1)))
+        speculative(*pair, (), 500, rng, Speculation(length, cost=RelativeCost(0.1)))
         for rng in np.random.default_rng(1).spawn(100)
     ]
     truth = sum(run.emitted for run in runs) / sum(run.cost for run in runs)
@@ -264,7 +264,7 @@ def test_a_speedup_at_another_cost_ratio() -> None:
     free, dear = (
         speculative(
             *(MOCK_TARGET, MOCK_DRAFT, (0,), 100, np.random.default_rng(0)),
-            Speculation(3, cost=RoundCost(ratio)),
+            Speculation(3, cost=RelativeCost(ratio)),
         )
         for ratio in (0.0, 0.4)
     )
@@ -279,8 +279,8 @@ def test_a_speedup_at_another_cost_ratio() -> None:
     [
         ({"num_tokens": 0}, ConfigError),
         ({"num_tokens": 2.5}, ConfigError),
-        ({"length": 0, "cost": RoundCost(verification_cost=lambda _: 0.0)}, ConfigError),
-        ({"length": 0, "cost": RoundCost(verification_cost=lambda _: NAN)}, ConfigError),
+        ({"length": 0, "cost": RelativeCost(verification_cost=lambda _: 0.0)}, ConfigError),
+        ({"length": 0, "cost": RelativeCost(verification_cost=lambda _: NAN)}, ConfigError),
         ({"target": lambda context: np.array([0.5, 0.4])}, DistributionError),
         ({"target": lambda context: np.array([[0.5, 0.5]])}, DistributionError),
         ({"draft": lambda context: np.array([])}, DistributionError),
@@ -308,8 +308,8 @@ def test_what_cannot_be_simulated_is_refused(
         lambda: Speculation(2, branching=(100, 100)),
         lambda: Speculation(64, branching=(64, 2)),
         lambda: Speculation(AdaptiveLength(), branching=(600,)),
-        lambda: RoundCost(-0.1),
-        lambda: RoundCost(NAN),
+        lambda: RelativeCost(-0.1),
+        lambda: RelativeCost(NAN),
     ],
 )
 def test_speculation_that_is_impossible_is_refused(make: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.simulation.language_models import MOCK_DRAFT, MOCK_TARGET, MOCK_WORDS
-from forerun.simulation.rounds import RoundCost, Simulation
+from forerun.simulation.rounds import RelativeCost, Simulation
 from forerun.simulation.simulator import Speculation, greedy, speculative, standard
 from forerun.theory.formulas import (
     acceptance_ceiling,
@@ -61,7 +61,7 @@ class Recording:
 
 def run(context: list[int], num_tokens: int, length: int, cost_ratio: float = 0.0) -> Simulation:
     rng = np.random.RandomState(42)
-    speculation = Speculation(length, cost=RoundCost(cost_ratio))
+    speculation = Speculation(length, cost=RelativeCost(cost_ratio))
     return speculative(MOCK_TARGET, MOCK_DRAFT, context, num_tokens, rng, speculation)
 
 

@@ -46,16 +46,14 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class _Scaled:
-    """Costs times a factor; those of one token in place of all numbers of tokens where `single`."""
+class _Share:
+    """Forwards that take a share of the target's forward of one token."""
 
-    costs: Costs
-    factor: float
-    single: bool = False
+    target: Costs
+    share: float
 
     def seconds(self, num_tokens: Any, batch_size: Any, context: Any) -> Any:
-        tokens = 1 if self.single else num_tokens
-        return self.factor * self.costs.seconds(tokens, batch_size, context)
+        return self.share * self.target.seconds(1, batch_size, context)
 
 
 class _Free:
@@ -123,7 +121,7 @@ class RoundCosts:
         """
         if isinstance(draft, (int, float)):
             ratio = check("draft", draft, float, ge=0.0, le=1e6)
-            draft = _Scaled(target, ratio, single=True) if ratio else FREE
+            draft = _Share(target, ratio) if ratio else FREE
         return cls(FREE if draft is FREE else _Chain(draft), target, target)
 
     def prompt(self, num_tokens: int) -> float:
@@ -148,19 +146,6 @@ class RoundCosts:
         """Seconds of a round; `drafts`: drafting was asked for, even if it found nothing."""
         rest = self.verifying(length, batch_size, context)
         return replace(rest, draft=self.drafting(length, batch_size, context) if drafts else 0.0)
-
-    def scaled(self, factor: float) -> RoundCosts:
-        """The costs on a machine that is slower by a factor."""
-        return replace(
-            self,
-            draft=_Scaled(self.draft, factor),
-            target=_Scaled(self.target, factor),
-            plain=_Scaled(self.plain, factor),
-            verify=_Scaled(self.verify, factor),
-            host=_Scaled(self.host, factor),
-            first_draft=self.first_draft * factor,
-            prefill=(self.prefill[0] * factor, self.prefill[1] * factor),
-        )
 
     def plain_seconds(self, batch_size: Any, context: Any) -> Any:
         """Seconds of a plain round: one token for each request."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.options import check
-from forerun.simulation.rounds import RoundCost
+from forerun.simulation.rounds import RelativeCost
 from forerun.theory.adaptive import AdaptiveLength
 
 MOST_ROUNDS = 1 << 26
@@ -62,14 +62,14 @@ def simulate_independent(
         acceptance: alpha, the probability that a tested token is accepted.
         length: tokens drafted per round, or an adaptive rule, which is copied. Rounds under an adaptive
             rule depend on each other, so their errors are estimated from batches.
-        cost_ratio, verification_cost: costs as in `RoundCost`.
+        cost_ratio, verification_cost: costs as in `RelativeCost`.
 
     Raises:
         ConfigError: for numbers out of range.
     """
     alpha = check("acceptance", acceptance, float, ge=0.0, le=1.0)
     rounds = check("rounds", rounds, int, ge=1, le=MOST_ROUNDS)
-    cost = RoundCost(cost_ratio, verification_cost)
+    cost = RelativeCost(cost_ratio, verification_cost)
     if isinstance(length, AdaptiveLength):
         drafted, accepted = _adaptive_rounds(alpha, length, rounds, rng)
         ratio = ratio_of_dependent_means

@@ -13,7 +13,7 @@ HIGHEST_COST = 1e9
 
 
 @dataclass(frozen=True)
-class RoundCost:
+class RelativeCost:
     """Costs of rounds, in plain target forwards.
 
     Args:
@@ -168,6 +168,6 @@ class Simulation:
         if cost_ratio is None:
             costs = [entry.cost for entry in self.rounds]
         else:
-            price = RoundCost(cost_ratio)
+            price = RelativeCost(cost_ratio)
             costs = [price.of(entry.draft_calls, entry.drafted) for entry in self.rounds]
         return ratio_of_dependent_means([len(entry.token_ids) for entry in self.rounds], costs)

@@ -21,7 +21,7 @@ from forerun.core import Tree
 from forerun.errors import ConfigError, DistributionError, shown
 from forerun.options import check
 from forerun.simulation.language_models import Context, LanguageModel
-from forerun.simulation.rounds import RoundCost, SimulatedRound, Simulation
+from forerun.simulation.rounds import RelativeCost, SimulatedRound, Simulation
 from forerun.theory.adaptive import AdaptiveLength
 from forerun.theory.inputs import Floats, as_row
 from forerun.theory.rows import corrected_distribution
@@ -77,7 +77,7 @@ class Speculation:
 
     length: int | AdaptiveLength = 5
     branching: Sequence[int] = ()
-    cost: RoundCost = field(default_factory=RoundCost)
+    cost: RelativeCost = field(default_factory=RelativeCost)
 
     def __post_init__(self) -> None:
         if isinstance(self.length, AdaptiveLength):

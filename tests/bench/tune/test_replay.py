@@ -81,7 +81,6 @@ def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() ->
     assert fitted.plain.seconds(1, 1, 50) == pytest.approx(3.05e-3, rel=0.03)
     assert fitted.prompt(100) == pytest.approx(0.2)
     assert fitted.plain_prompt(100) == pytest.approx(0.1)
-    assert fitted.scaled(2.0).drafting(4, 1, 50) == pytest.approx(2 * fitted.drafting(4, 1, 50))
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5])
