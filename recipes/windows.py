@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.errors import TrainingError
-from forerun.training.loop import Part, Progress, Trainer, TrainingSettings
+from forerun.training.loop import LossPart, Spent, Trainer, TrainingSettings
 
 
 class Windows:
@@ -72,7 +72,7 @@ class WindowSource:
     settings: WindowSettings
     device: torch.device
 
-    def step(self, progress: Progress, fraction: float) -> list[Tensor]:
+    def step(self, progress: Spent, fraction: float) -> list[Tensor]:
         """The micro-batches of the next step."""
         settings = self.settings
         window = next(phase.window for phase in settings.phases if fraction < phase.until)
@@ -93,10 +93,10 @@ def window_trainer(
     """A trainer on windows, given the mean loss of a micro-batch."""
     device = next(model.parameters()).device
 
-    def loss(batch: Tensor) -> Part:
+    def loss(batch: Tensor) -> LossPart:
         with torch.autocast(device.type, torch.bfloat16):
             total = mean_loss(model, batch) * len(batch)
-        return Part(total, len(batch), len(batch) * (batch.shape[1] - 1))
+        return LossPart(total, len(batch), len(batch) * (batch.shape[1] - 1))
 
     return Trainer(model, loss, WindowSource(windows, settings, device), settings, state)
 

@@ -23,7 +23,7 @@ from forerun.options import pick
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Trainer
 from forerun.training.records import RECORDS
-from forerun.training.result import Report
+from forerun.training.result import TrainingReport
 from forerun.training.settings import DRAFTER_SETTINGS, settings_of
 
 KIND = "eagle3"
@@ -146,7 +146,7 @@ class TimedRun(DrafterRun):
             return True
         return super()._watch(trainer)
 
-    def _validated(self, report: Report, loss: float, rate: float) -> None:
+    def _validated(self, report: TrainingReport, loss: float, rate: float) -> None:
         minutes, tokens, length = report.curve[-1]
         self.output.row(
             "validated",
@@ -164,7 +164,7 @@ class TimedRun(DrafterRun):
         self.steps = trainer.progress.steps
         super()._judge(trainer)
 
-    def hand_out(self, report: Report) -> None:
+    def hand_out(self, report: TrainingReport) -> None:
         """Copy the best head and the curve to the folder of results."""
         folder = self.output.folder
         for name in ("config.json", "forerun.json"):

@@ -14,8 +14,8 @@ import pytest
 from forerun.errors import TrainingError
 from forerun.training.conversations import (
     BatchStream,
-    Conversation,
-    ConversationBatch,
+    Example,
+    ExampleBatch,
     held_out,
     read_conversations,
 )
@@ -95,8 +95,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         read_conversations([tmp_path / "none.jsonl"], VOCAB, 100)
 
 
-def _conversations(count: int) -> list[Conversation]:
-    return [Conversation(tuple(range(3)), tuple(range(5 + i % 17))) for i in range(count)]
+def _conversations(count: int) -> list[Example]:
+    return [Example(tuple(range(3)), tuple(range(5 + i % 17))) for i in range(count)]
 
 
 def test_an_epoch_holds_every_conversation_once_within_the_budget_of_tokens() -> None:
@@ -114,7 +114,7 @@ def test_an_epoch_holds_every_conversation_once_within_the_budget_of_tokens() ->
 
 
 def test_answers_are_marked_and_padding_is_not() -> None:
-    batch = ConversationBatch.of([Conversation((1, 2), (3,)), Conversation((4,), (5, 6, 7))])
+    batch = ExampleBatch.of([Example((1, 2), (3,)), Example((4,), (5, 6, 7))])
     assert batch.token_ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
     assert batch.answers.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
     assert batch.tokens == 7
@@ -134,9 +134,7 @@ def test_every_category_and_temperature_is_held_out(
     counts: dict[tuple[str, float], int], number: int
 ) -> None:
     """In proportion, give or take one of each, and at least one."""
-    conversations = [
-        Conversation((i,), (i,), *kind) for kind, own in counts.items() for i in range(own)
-    ]
+    conversations = [Example((i,), (i,), *kind) for kind, own in counts.items() for i in range(own)]
     for seed in range(3):
         train, held = held_out(conversations, seed)
         assert (train, held) == held_out(conversations, seed)
@@ -150,14 +148,14 @@ def test_every_category_and_temperature_is_held_out(
 
 
 def test_half_is_left_to_train_on() -> None:
-    conversations = [Conversation((i,), (i,), f"category {max(i, 2)}") for i in range(9)]
+    conversations = [Example((i,), (i,), f"category {max(i, 2)}") for i in range(9)]
     train, held = held_out(conversations, seed=0)
     assert (len(train), len(held)) == (5, 4)
     assert "category 2" in {c.category for c in held}
 
 
 def test_held_out_conversations_are_not_trained_on() -> None:
-    conversations = [Conversation((i,), (i,)) for i in range(100)]
+    conversations = [Example((i,), (i,)) for i in range(100)]
     train, held = held_out(conversations, seed=0, share=0.1)
     assert len(held) == 10
     assert sorted(c.prompt_ids for c in train + held) == [(i,) for i in range(100)]

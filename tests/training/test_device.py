@@ -14,7 +14,7 @@ from forerun.contracts import CausalLM
 from forerun.heads.files import HeadFiles
 from forerun.models.placement import RunConfig
 from forerun.training.drafter_run import RECIPES, DrafterRun
-from forerun.training.result import Report
+from forerun.training.result import TrainingReport
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.pretend_device import pretended
 
@@ -34,7 +34,7 @@ def _unfused(kind: Any, *args: Any, fused: bool, **kwargs: Any) -> Any:
 
 def trained(
     kind: str, device: torch.device, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[float], Report]:
+) -> tuple[list[float], TrainingReport]:
     """The losses of a few steps on a device, and the report."""
 
     def load(run: DrafterRun) -> CausalLM:

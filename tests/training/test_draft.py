@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
-from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.draft import DraftModule, TextObjective
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.target import Teacher
@@ -142,9 +142,7 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
     module = module_of(run)
     prompt, answer = [5, 9, 2], [7, 1, 30, 12, 8, 22, 3, 40]
     for temperature in (0.0, 1.0):
-        batch = ConversationBatch.of(
-            [Conversation(tuple(prompt), tuple(answer), "chat", temperature)]
-        )
+        batch = ExampleBatch.of([Example(tuple(prompt), tuple(answer), "chat", temperature)])
         teacher = Teacher(run.target, (), torch.arange(VOCAB))
         objective = TextObjective(module, teacher, steps=3)
         lesson = teacher.show(batch, best=True)

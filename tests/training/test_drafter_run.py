@@ -20,12 +20,12 @@ from forerun.errors import ForerunError, TrainingError, UnsupportedModelError
 from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.training.acceptance import AcceptanceTable
-from forerun.training.conversations import ConversationBatch
+from forerun.training.conversations import ExampleBatch
 from forerun.training.drafter_run import DrafterRun
-from forerun.training.loop import Part
+from forerun.training.loop import LossPart
 from forerun.training.objective import Drafts, Objective
 from forerun.training.processes import Processes, join
-from forerun.training.result import Report
+from forerun.training.result import TrainingReport
 from forerun.training.target import Lesson
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
@@ -45,8 +45,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_data(tmp_path_factory.mktemp("data") / "data.jsonl")
 
 
-def watching(losses: Losses) -> Callable[[Report, float, float], None]:
-    def watch(report: Report, loss: float, _: float) -> None:
+def watching(losses: Losses) -> Callable[[TrainingReport, float, float], None]:
+    def watch(report: TrainingReport, loss: float, _: float) -> None:
         losses.append((report.curve[-1][1], loss))
 
     return watch
@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
         def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
             return objective.drafts(lesson, training=training)
 
-        def __call__(self, batch: ConversationBatch) -> Part:
+        def __call__(self, batch: ExampleBatch) -> LossPart:
             calls.append(batch)
             if len(calls) == 4:
                 raise BreakError
@@ -291,7 +291,7 @@ def test_nonsense_stops_at_the_last_good_state(
         def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
             return objective.drafts(lesson, training=training)
 
-        def __call__(self, batch: ConversationBatch) -> Part:
+        def __call__(self, batch: ExampleBatch) -> LossPart:
             calls.append(batch)
             part = objective(batch)
             if len(calls) < 4:

@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.eagle3 import Eagle3Module, Eagle3Objective, begins, there_for
 from forerun.training.target import Teacher
 from tests.helpers.drafter_runs import run_of, save_data, save_target
@@ -80,12 +80,12 @@ def test_training_and_drafting_on_the_kernels_agree(dtype: str, tolerance: float
     torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=tolerance * spread)
 
 
-def conversations(count: int) -> list[Conversation]:
+def conversations(count: int) -> list[Example]:
     generator = torch.Generator().manual_seed(0)
     made = []
     for index in range(count):
         ids = torch.randint(0, VOCAB, (9 + index,), generator=generator).tolist()
-        made.append(Conversation(tuple(ids[:4]), tuple(ids[4:]), "made", float(index % 2)))
+        made.append(Example(tuple(ids[:4]), tuple(ids[4:]), "made", float(index % 2)))
     return made
 
 
@@ -111,7 +111,7 @@ def test_a_head_learns_what_is_accepted() -> None:
     head = tiny_model("llama").lm_head.weight[ids]
     module = Eagle3Module(Eagle3Config.read(config, "head"), head)
     objective = Eagle3Objective(module, Teacher(on, made.ids, ids), steps=3, density=1.0)
-    batch = ConversationBatch.of(conversations(6))
+    batch = ExampleBatch.of(conversations(6))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
     before, losses = objective.evaluate([batch]), []
     for _ in range(30):

@@ -14,7 +14,7 @@ from forerun.core import Stats
 from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.training.acceptance import AcceptanceTable
-from forerun.training.conversations import Conversation
+from forerun.training.conversations import Example
 from forerun.training.finish import RANKS, add_proofs, finish
 from forerun.training.real_run import spread_prompts
 from forerun.training.settings import FinishSettings
@@ -167,7 +167,7 @@ def test_better_weights_have_no_earlier_findings(target: str, data: str, tmp_pat
 
 def test_prompts_come_in_turn_from_each_category() -> None:
     made = [
-        Conversation((number,), (1,), kind)
+        Example((number,), (1,), kind)
         for number, kind in [(1, "a"), (2, "a"), (2, "a"), (3, "b"), (1, "b"), (4, "a")]
     ]
     assert spread_prompts(made, 4) == [[1], [3], [2], [4]]

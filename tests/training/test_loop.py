@@ -15,7 +15,7 @@ from torch import nn
 from forerun.errors import TrainingError
 from forerun.training import drafter_run
 from forerun.training.loop import Trainer, learning_rate_factor
-from forerun.training.result import Report
+from forerun.training.result import TrainingReport
 from recipes.windows import Windows, WindowSettings, window_trainer
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 
@@ -45,7 +45,7 @@ def test_two_threads_make_the_steps_of_one(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(drafter_run, "threads_of", partial(_threads, threads))
         losses: list[float] = []
 
-        def watch(_: Report, loss: float, __: float, losses: list[float] = losses) -> None:
+        def watch(_: TrainingReport, loss: float, __: float, losses: list[float] = losses) -> None:
             losses.append(loss)
 
         out = tmp_path / str(threads)

@@ -18,7 +18,7 @@ from forerun.heads.files import HeadFiles, write_head
 from forerun.heads.layers import borrowed_rows
 from forerun.heads.medusa import MedusaConfig, MedusaHead
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.medusa import MedusaModule, MedusaObjective
 from forerun.training.target import Teacher
 from tests.helpers.tiny_models import tiny_config, tiny_model
@@ -39,15 +39,15 @@ def target() -> CausalLM:
 
 
 @cache
-def conversations() -> ConversationBatch:
+def conversations() -> ExampleBatch:
     """Prompts that the target answers, greedily or not, of different lengths."""
     draws = random.Random(0)
     made = []
     for number in range(6):
         prompt = [draws.randrange(VOCAB) for _ in range(draws.randrange(2, 9))]
         answer = [draws.randrange(VOCAB) for _ in range(draws.randrange(8, 14))]
-        made.append(Conversation(tuple(prompt), tuple(answer), "ab"[number % 2], float(number % 2)))
-    return ConversationBatch.of(made)
+        made.append(Example(tuple(prompt), tuple(answer), "ab"[number % 2], float(number % 2)))
+    return ExampleBatch.of(made)
 
 
 def objective(name: str, spread: float = 0.0) -> MedusaObjective:
@@ -64,7 +64,7 @@ def objective(name: str, spread: float = 0.0) -> MedusaObjective:
     return MedusaObjective(module, teacher, rows, density=1.0)
 
 
-def states(conversation: Conversation) -> tuple[Tensor, Tensor]:
+def states(conversation: Example) -> tuple[Tensor, Tensor]:
     """The target's last hidden states and probabilities after each token of a conversation."""
     last, ids = target().num_layers, [*conversation.prompt_ids, *conversation.answer_ids]
     batch = Batch.after(target().new_cache(1, 32), [0], [ids], hidden_layers=(last,))

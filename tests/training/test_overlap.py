@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.training.overlap import KeptOut, Seen
+from forerun.training.overlap import KeptOut, SeenPrompts
 
 LONG = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -54,7 +54,7 @@ def test_scripts_without_spaces() -> None:
 
 
 def test_repetitions_are_found() -> None:
-    seen = Seen(0.7)
+    seen = SeenPrompts(0.7)
     assert seen.take(LONG) == ""
     assert seen.take(f"{LONG}\n") == "duplicate"
     assert seen.take(LONG.lower()) == "duplicate"
@@ -68,8 +68,8 @@ def test_repetitions_are_found() -> None:
 
 def test_similarity_decides() -> None:
     nearly = LONG.replace("Natalia", "Maria")
-    assert [Seen(share).take(LONG) for share in (0.3, 0.95)] == ["", ""]
-    loose, strict = Seen(0.3), Seen(0.95)
+    assert [SeenPrompts(share).take(LONG) for share in (0.3, 0.95)] == ["", ""]
+    loose, strict = SeenPrompts(0.3), SeenPrompts(0.95)
     for seen in (loose, strict):
         seen.take(LONG)
     assert loose.take(nearly) == "near_duplicate"
@@ -77,7 +77,7 @@ def test_similarity_decides() -> None:
 
 
 def test_texts_without_words() -> None:
-    seen = Seen(0.7)
+    seen = SeenPrompts(0.7)
     assert [seen.take(text) for text in ("?!", "?!", "...", "", "🙂")] == [
         "",
         "duplicate",
@@ -88,7 +88,7 @@ def test_texts_without_words() -> None:
 
 
 def test_many_texts_of_the_same_kind_are_told_apart() -> None:
-    seen = Seen(0.7)
+    seen = SeenPrompts(0.7)
     texts = [
         f"What is the {i}th number in the {j}th row of a table?" for i in range(9) for j in range(9)
     ]
@@ -97,7 +97,7 @@ def test_many_texts_of_the_same_kind_are_told_apart() -> None:
 
 
 def test_the_first_of_many_is_remembered() -> None:
-    seen = Seen(0.7)
+    seen = SeenPrompts(0.7)
     seen.take(LONG)
     assert not any(seen.take(f"a{i} b{i} c{i} d{i}") for i in range(2100))
     assert seen.take(LONG.replace("clips in May", "clips, in May")) == "near_duplicate"

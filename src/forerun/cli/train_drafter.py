@@ -24,7 +24,7 @@ from forerun.training.settings import DRAFTER_SETTINGS, FinishSettings, named, s
 
 if TYPE_CHECKING:
     from forerun.training.drafter_run import DrafterRun
-    from forerun.training.result import Report
+    from forerun.training.result import TrainingReport
 
 _SECTION = "Training"
 
@@ -91,7 +91,7 @@ def _prove(run: DrafterRun, num_tokens: int) -> Mapping[str, Any]:
     return add_proofs(run, proofs, "\n".join(map(certificate, proofs)))
 
 
-def _show(report: Report, loss: float, rate: float) -> None:
+def _show(report: TrainingReport, loss: float, rate: float) -> None:
     """A line after each validation, on standard error."""
     minutes, tokens, length = report.curve[-1]
     click.echo(

@@ -35,7 +35,7 @@ class Trims(Protocol):
 
 
 @dataclass
-class _Row:
+class _StoredStates:
     """The stored states of one row.
 
     Attributes:
@@ -116,7 +116,7 @@ class Features:
 
     def __init__(self, layers: Sequence[int], rows: int, cache: Trims | None = None) -> None:
         self._layers, self._cache = tuple(layers), cache
-        self._rows = [_Row() for _ in range(rows)]
+        self._rows = [_StoredStates() for _ in range(rows)]
 
     def observe_prefill(self, request: Request, start: int, output: ForwardOutput) -> None:
         """Store the states of the tokens of a prompt from `start` on."""
@@ -189,7 +189,7 @@ class Features:
 
     def clear(self, row: int) -> None:
         """Forget everything about a row."""
-        self._rows[row] = _Row()
+        self._rows[row] = _StoredStates()
         if self._cache is not None:
             self._cache.trim(row, 0)
 
@@ -207,7 +207,7 @@ class Features:
             row.base, row.held = row.first, 0
         row.token_ids += request.token_ids[len(row.token_ids) : row.end]
 
-    def _cut(self, request: Request, most: int | None = None) -> _Row:
+    def _cut(self, request: Request, most: int | None = None) -> _StoredStates:
         """The row of a request, cut to the common prefix with the request's first `most` tokens."""
         row = self._rows[request.row]
         if row.request is request and (most is None or most >= row.end):
@@ -228,6 +228,6 @@ class Features:
 
     def _restart(self, row: int, start: int) -> None:
         """Start a row again with the token at position `start`."""
-        self._rows[row] = _Row(base=start, first=start, end=start)
+        self._rows[row] = _StoredStates(base=start, first=start, end=start)
         if self._cache is not None:
             self._cache.trim(row, 0)

@@ -8,7 +8,7 @@ in that order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,19 +19,20 @@ from forerun.engine.requests import Completion
 from forerun.errors import PromptError
 from forerun.measure.questions import Question
 from forerun.params import SamplingParams
-from forerun.training.opening import Opening, asking, chat_opening, text_opening
-from forerun.training.overlap import KeptOut, Seen, normalized
+from forerun.training.overlap import KeptOut, SeenPrompts, normalized
 from forerun.training.records import Record
 from forerun.training.settings import DataSettings
 
 # A request's seed is made of the settings' seed, the conversation's number and the part drawn.
 _ITEM_BITS, _PART_BITS = 32, 8
+# Placeholder for the user's text, at which the rendered template is cut.
+_MARK = "forerun-user-text"
 # Minimum tokens that a base model writes of a text before its "answer" begins.
 _SHORTEST_TEXT = 8
 
 
 @dataclass
-class Conversation:
+class Exchange:
     """A question and its answers so far.
 
     Args:
@@ -78,7 +79,7 @@ class Answering:
         system: str | None,
         variables: Mapping[str, Any],
         kept_out: KeptOut,
-        seen: Seen,
+        seen: SeenPrompts,
     ) -> None:
         self._engine, self._settings, self._questions = engine, settings, questions
         self._system, self._variables = system, variables
@@ -86,16 +87,16 @@ class Answering:
         self._tokenizer: Any = engine.tokenizer
         self._template = ChatTemplate.of(self._tokenizer)
         self._opening = self._find_opening()
-        self._jobs: dict[int, Conversation] = {}
+        self._jobs: dict[int, Exchange] = {}
         # Both in the order of their numbers: not yet returned, and not yet written by the model.
-        self._open: deque[Conversation] = deque()
-        self._undecided: deque[Conversation] = deque()
-        self._ready: deque[Conversation] = deque()
+        self._open: deque[Exchange] = deque()
+        self._undecided: deque[Exchange] = deque()
+        self._ready: deque[Exchange] = deque()
         self._next = self._wanted = 0
         self._next_seed = 0
         engine.use_seeds(lambda: self._next_seed)
 
-    def conversations(self, first: int, wanted: int) -> Iterator[Conversation]:
+    def conversations(self, first: int, wanted: int) -> Iterator[Exchange]:
         """Yield conversations in order, starting with number `first`, skipped ones included.
 
         Ends after `wanted` answered conversations, or after the last question.
@@ -140,7 +141,7 @@ class Answering:
             self._start(conversation)
         return bool(self._jobs)
 
-    def _begin(self) -> Conversation | None:
+    def _begin(self) -> Exchange | None:
         """The next conversation to start a request for; None if there is none now."""
         # The model never writes more prompts at once than answers are still wanted.
         while self._wanted > len(self._undecided):
@@ -148,7 +149,7 @@ class Answering:
             if questions is not None and item >= len(questions):
                 return None
             self._next += 1
-            conversation = Conversation(item, None if questions is None else questions[item])
+            conversation = Exchange(item, None if questions is None else questions[item])
             self._open.append(conversation)
             if questions is None:
                 self._undecided.append(conversation)
@@ -158,7 +159,7 @@ class Answering:
                 return self._ready.popleft()
         return None
 
-    def _start(self, conversation: Conversation) -> None:
+    def _start(self, conversation: Exchange) -> None:
         writes = conversation.question is None
         part = 0 if writes else 1 + len(conversation.records)
         self._next_seed = self._seed(conversation.item, part)
@@ -192,7 +193,7 @@ class Answering:
             max_tokens=settings.max_tokens,
         )
 
-    def _end(self, conversation: Conversation, completion: Completion) -> None:
+    def _end(self, conversation: Exchange, completion: Completion) -> None:
         """Process the completion of a conversation's request."""
         if completion.error is not None:
             raise completion.error
@@ -204,7 +205,7 @@ class Answering:
             conversation = self._undecided.popleft()
             self._read_written(conversation, conversation.written)
 
-    def _read_written(self, conversation: Conversation, written: Completion | None) -> None:
+    def _read_written(self, conversation: Exchange, written: Completion | None) -> None:
         """Make the text that the model wrote the question."""
         assert written is not None
         stopped = written.finish_reason is FinishReason.STOP
@@ -217,7 +218,7 @@ class Answering:
             conversation.skipped = "" if stopped else "unfinished"
         self._decide(conversation)
 
-    def _decide(self, conversation: Conversation) -> None:
+    def _decide(self, conversation: Exchange) -> None:
         """Queue a conversation for its answer, or mark it as skipped."""
         conversation.skipped = conversation.skipped or self._objection(conversation)
         conversation.done = bool(conversation.skipped)
@@ -225,7 +226,7 @@ class Answering:
             self._wanted -= 1
             self._ready.append(conversation)
 
-    def _objection(self, conversation: Conversation) -> str:
+    def _objection(self, conversation: Exchange) -> str:
         question = conversation.question
         assert question is not None
         if not all(normalized(turn) for turn in question.turns):
@@ -242,16 +243,16 @@ class Answering:
             return "kept_out"
         return self._seen.take(question.text)
 
-    def _encoded(self, conversation: Conversation) -> list[int]:
+    def _encoded(self, conversation: Exchange) -> list[int]:
         if self._template is not None:
             return self._template.encode(conversation.messages, self._variables)
         return encode_text(self._tokenizer, str(conversation.messages[-1]["content"]))
 
-    def _fits(self, conversation: Conversation) -> bool:
+    def _fits(self, conversation: Exchange) -> bool:
         room = self._engine.max_context - len(conversation.prompt_ids)
         return bool(conversation.prompt_ids) and room >= self._settings.max_tokens
 
-    def _answered(self, conversation: Conversation, completion: Completion) -> None:
+    def _answered(self, conversation: Exchange, completion: Completion) -> None:
         """Record an answer, and continue with the next turn if there is one."""
         question, turn = conversation.question, len(conversation.records)
         assert question is not None
@@ -279,7 +280,7 @@ class Answering:
         # It goes first, because its row still holds the earlier turns.
         self._ready.appendleft(conversation)
 
-    def _next_turn(self, conversation: Conversation, completion: Completion) -> bool:
+    def _next_turn(self, conversation: Exchange, completion: Completion) -> bool:
         """Set the prompt of the next turn; False if that turn cannot be asked."""
         assert conversation.question is not None
         asked = conversation.question.turns[len(conversation.records)]
@@ -294,7 +295,64 @@ class Answering:
             return False
         return self._fits(conversation)
 
-    def _finished(self) -> Iterator[Conversation]:
+    def _finished(self) -> Iterator[Exchange]:
         """Yield the next conversations in order, as far as they are done."""
         while self._open and self._open[0].done:
             yield self._open.popleft()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The beginning of a prompt that a model writes.
+
+    Args:
+        token_ids: tokens that the model continues.
+        stop_token_ids, stop: tokens and strings that end the prompt, besides the end of a text.
+    """
+
+    token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+def asking(question: str, system: str | None) -> list[Message]:
+    """Messages of a conversation that begins with a question."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]
+
+
+def chat_opening(
+    tokenizer: Any, template: ChatTemplate, system: str | None, variables: Mapping[str, Any]
+) -> Opening:
+    """The chat template up to the user's text, as an opening.
+
+    The prompt ends at the template's first token after the text. If that is no special token, the prompt
+    ends at the first word after the text.
+
+    Raises:
+        PromptError: for a template that refuses the messages, or does not show the text exactly once.
+        UnknownNameError, ConfigError: for a variable that the template does not read.
+    """
+    text = template.render(asking(_MARK, system), variables)
+    before, found, after = text.partition(_MARK)
+    if not found or _MARK in after:
+        raise PromptError(
+            "the chat template does not write a user's text once and as it is, so the model cannot go on "
+            "from there; give a file of prompts."
+        )
+    # A space before the text belongs to the text's first token; line breaks do not.
+    token_ids = tuple(tokenizer.encode(before.rstrip(" "), add_special_tokens=False))
+    if not token_ids:
+        return text_opening(tokenizer, ())
+    behind = tokenizer.encode(after, add_special_tokens=False)
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    if behind and behind[0] in special:
+        return Opening(token_ids, (behind[0],))
+    return Opening(token_ids, (), tuple(after.split()[:1]))
+
+
+def text_opening(tokenizer: Any, eos_token_ids: Iterable[int]) -> Opening:
+    """The opening of a text for a base model: BOS, else an end-of-text token, else a line break."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    first = [bos] if bos is not None else sorted(eos_token_ids)[:1]
+    return Opening(tuple(first or encode_text(tokenizer, "\n")))

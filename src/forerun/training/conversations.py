@@ -26,7 +26,7 @@ FLOOR, FLOOR_SHARE = 100, 0.1
 
 
 @dataclass(frozen=True)
-class Conversation:
+class Example:
     """A prompt and the target's own answer to it.
 
     Args:
@@ -46,7 +46,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class ConversationBatch:
+class ExampleBatch:
     """Conversations side by side, padded at the end.
 
     Args:
@@ -55,12 +55,12 @@ class ConversationBatch:
         answers: True for tokens that the target wrote, bool [B, S].
     """
 
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[Example, ...]
     token_ids: Tensor
     answers: Tensor
 
     @classmethod
-    def of(cls, conversations: Sequence[Conversation]) -> ConversationBatch:
+    def of(cls, conversations: Sequence[Example]) -> ExampleBatch:
         width = max(map(len, conversations))
         token_ids = torch.zeros(len(conversations), width, dtype=torch.long)
         answers = torch.zeros(len(conversations), width, dtype=torch.bool)
@@ -70,7 +70,7 @@ class ConversationBatch:
             answers[row, len(conversation.prompt_ids) : len(tokens)] = True
         return cls(tuple(conversations), token_ids, answers)
 
-    def to(self, device: torch.device) -> ConversationBatch:
+    def to(self, device: torch.device) -> ExampleBatch:
         """A copy with its tensors on a device."""
         return replace(self, token_ids=self.token_ids.to(device), answers=self.answers.to(device))
 
@@ -81,15 +81,17 @@ class ConversationBatch:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ReadExamples:
     """Conversations kept by reading, and the numbers of those left out."""
 
-    conversations: list[Conversation]
+    conversations: list[Example]
     too_long: int = 0
     too_short: int = 0
 
 
-def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens: int) -> Kept:
+def read_conversations(
+    paths: Sequence[str | Path], vocab_size: int, max_tokens: int
+) -> ReadExamples:
     """Read conversations that `forerun train data` wrote.
 
     Args:
@@ -101,7 +103,7 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
         TrainingError: for a file that cannot be read or has other content, and if no conversation is
             left to train on.
     """
-    kept: list[Conversation] = []
+    kept: list[Example] = []
     too_long = too_short = 0
     for path in paths:
         # Line 1 holds the settings.
@@ -124,10 +126,10 @@ def read_conversations(paths: Sequence[str | Path], vocab_size: int, max_tokens:
             f"no conversation is left to train on: {too_long} are longer than {max_tokens} tokens and "
             f"{too_short} have hardly an answer; make more with 'forerun train data'."
         )
-    return Kept(kept, too_long, too_short)
+    return ReadExamples(kept, too_long, too_short)
 
 
-def _conversation(record: Record, where: str, vocab_size: int) -> Conversation:
+def _conversation(record: Record, where: str, vocab_size: int) -> Example:
     for name in ("prompt_ids", "answer_ids"):
         ids = getattr(record, name)
         if not isinstance(ids, list) or not all(
@@ -141,12 +143,12 @@ def _conversation(record: Record, where: str, vocab_size: int) -> Conversation:
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise TrainingError(f"{where}: temperature is {shown(temperature)}; it must be a number.")
     ids = tuple(record.prompt_ids), tuple(record.answer_ids)
-    return Conversation(*ids, str(record.category or record.source), float(temperature))
+    return Example(*ids, str(record.category or record.source), float(temperature))
 
 
 def held_out(
-    conversations: Sequence[Conversation], seed: int, share: float = 0.02, most: int = 240
-) -> tuple[list[Conversation], list[Conversation]]:
+    conversations: Sequence[Example], seed: int, share: float = 0.02, most: int = 240
+) -> tuple[list[Example], list[Example]]:
     """Split conversations into those to train on and those held out for validation.
 
     Every category and temperature is held out in proportion, with at least one conversation each as far
@@ -196,18 +198,18 @@ class BatchStream:
         seed: seed of the order.
     """
 
-    def __init__(self, conversations: Sequence[Conversation], tokens: int, seed: int) -> None:
+    def __init__(self, conversations: Sequence[Example], tokens: int, seed: int) -> None:
         self.conversations, self.tokens, self.seed = conversations, tokens, seed
         self._epoch = lru_cache(maxsize=1)(self._make_epoch)
         self._starts = [0]
 
-    def batch(self, number: int) -> ConversationBatch:
+    def batch(self, number: int) -> ExampleBatch:
         """Micro-batch `number`, counted from 0 over all epochs."""
         while self._starts[-1] <= number:
             self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
         epoch = next(e for e in range(len(self._starts) - 1) if number < self._starts[e + 1])
         indices = self._epoch(epoch)[number - self._starts[epoch]]
-        return ConversationBatch.of([self.conversations[index] for index in indices])
+        return ExampleBatch.of([self.conversations[index] for index in indices])
 
     def _make_epoch(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.conversations)))

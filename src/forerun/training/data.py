@@ -22,8 +22,8 @@ from forerun.errors import ConfigError, TrainingError
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question
 from forerun.progress import report
-from forerun.training.answering import Answering, Conversation
-from forerun.training.overlap import KeptOut, Seen
+from forerun.training.answering import Answering, Exchange
+from forerun.training.overlap import KeptOut, SeenPrompts
 from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 
@@ -125,7 +125,7 @@ class DataRun:
         self.summary, self._settings, self._engine = Summary(), settings, engine
         self._questions = questions
         kept = list(keep_out)
-        self._seen, self._next = Seen(settings.similarity), 0
+        self._seen, self._next = SeenPrompts(settings.similarity), 0
         kept_out = KeptOut(turn for question in kept for turn in question.turns)
         variables = dict(variables or {})
         self._answering = Answering(
@@ -182,7 +182,7 @@ class DataRun:
             self._seen.take(whole)
         self._next = record.item + 1
 
-    def _conversations(self) -> Generator[Conversation]:
+    def _conversations(self) -> Generator[Exchange]:
         if not self._enough():
             wanted = self.wanted - self.summary.conversations
             yield from self._answering.conversations(self._next, wanted)
@@ -201,7 +201,7 @@ class DataRun:
         full = tokens is not None and self.summary.answer_tokens >= tokens
         return full or self.summary.conversations >= self.wanted
 
-    def _take(self, conversation: Conversation, waiting: Counter[str]) -> None:
+    def _take(self, conversation: Exchange, waiting: Counter[str]) -> None:
         """Write a conversation, or count the reason why it was skipped, for the next record."""
         if conversation.skipped:
             waiting[conversation.skipped] += 1

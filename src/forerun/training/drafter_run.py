@@ -25,8 +25,8 @@ from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import (
     BatchStream,
-    Conversation,
-    ConversationBatch,
+    Example,
+    ExampleBatch,
     held_out,
     read_conversations,
 )
@@ -34,10 +34,10 @@ from forerun.training.draft import draft_model
 from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
 from forerun.training.layer_skip import layer_skip
-from forerun.training.loop import Progress, Trainer, TrainingSettings
+from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
 from forerun.training.processes import join, locked
-from forerun.training.result import CERTIFICATE, PICTURE, Report, card_of, draw
+from forerun.training.result import CERTIFICATE, PICTURE, TrainingReport, card_of, draw
 from forerun.training.settings import DrafterSettings, HeadSettings
 from forerun.training.untrained import Untrained, frequent_ids
 
@@ -57,7 +57,7 @@ WORK = "training"
 """Folder in a drafter's directory with the state that a run resumes from."""
 
 
-OnValidated = Callable[[Report, float, float], None]
+OnValidated = Callable[[TrainingReport, float, float], None]
 """Callback after a validation; takes the report, the last loss, and tokens per second."""
 
 
@@ -106,7 +106,7 @@ class DrafterRun:
         )
         train, self.held = held_out(kept.conversations, settings.seed)
         self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
-        self.report = Report(
+        self.report = TrainingReport(
             conversations={
                 "trained on": len(train),
                 "held out": len(self.held),
@@ -129,7 +129,7 @@ class DrafterRun:
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0
 
-    def run(self) -> Report:
+    def run(self) -> TrainingReport:
         """Train until the budget or the patience is spent, and write the best drafter.
 
         A resumed run may have spent them already.
@@ -159,7 +159,7 @@ class DrafterRun:
             finally:
                 self._locked = False
 
-    def _run(self, work: Path) -> Report:
+    def _run(self, work: Path) -> TrainingReport:
         self._check_recipe(work / "recipe.json")
         trainer = Trainer(
             self.head.module,
@@ -182,8 +182,8 @@ class DrafterRun:
             self._judge(trainer)
         return self.report
 
-    def step(self, progress: Progress, fraction: float) -> list[ConversationBatch]:
-        """The micro-batches of the next step; see `loop.Source`."""
+    def step(self, progress: Spent, fraction: float) -> list[ExampleBatch]:
+        """The micro-batches of the next step; see `loop.BatchSource`."""
         count = self.settings.micro_batches
         return [self.stream.batch(progress.steps * count + i) for i in range(count)]
 
@@ -208,7 +208,7 @@ class DrafterRun:
         if not self._stale:
             self._best = table.mean_length
             report.lengths, report.positions = table.lengths, table.positions
-            report.progress = Progress(**vars(progress))
+            report.progress = Spent(**vars(progress))
             report.forget_measurements()
             self.measured.clear()
             if self.processes.first:
@@ -271,7 +271,7 @@ class DrafterRun:
         batches = []
         while held:
             count = max(1, self.settings.micro_batch_tokens // len(held[-1]))
-            batches.append(ConversationBatch.of(held[-count:]))
+            batches.append(ExampleBatch.of(held[-count:]))
             held = held[:-count]
         table = self.head.objective.evaluate(batches, ranks)
         module.train()
@@ -282,7 +282,7 @@ class DrafterRun:
         run = self.checkpoint.run_config(Placement("bf16", "auto", "torch"))
         return self.checkpoint.load(run)
 
-    def _draft_ids(self, train: Sequence[Conversation]) -> Tensor:
+    def _draft_ids(self, train: Sequence[Example]) -> Tensor:
         vocab_size = self.target.vocab_size
         if not isinstance(self.settings, HeadSettings):
             return torch.arange(vocab_size)
@@ -344,7 +344,7 @@ class DrafterRun:
             content = {**asdict(self.report), "best": self._best, "measured": self.measured}
             _write_object(self.out / WORK / "curve.json", content)
 
-    def _resume(self, path: Path, progress: Progress) -> None:
+    def _resume(self, path: Path, progress: Spent) -> None:
         """Load the validations of an earlier run, up to the step of its state."""
         if not progress.steps and self.processes.first:
             path.unlink(missing_ok=True)
@@ -357,7 +357,7 @@ class DrafterRun:
             for name in ("lengths", "positions", "untrained", *_MEASURED):
                 setattr(self.report, name, content[name])
             self.measured = dict(content["measured"])
-            self.report.progress = Progress(**content["progress"])
+            self.report.progress = Spent(**content["progress"])
         except (KeyError, TypeError, ValueError) as error:
             raise _broken(path) from error
         self.report.curve = [point for point in points if point[1] <= progress.tokens]

@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """Contribution of a micro-batch to the loss of a step: sum of totals / sum of weights.
 
     Args:
@@ -42,7 +42,7 @@ class Part:
 
 
 Gradients = Sequence[Tensor | None]
-Loss = Callable[[Any], Part]
+Loss = Callable[[Any], LossPart]
 """Function that computes the loss of one micro-batch."""
 
 
@@ -69,7 +69,7 @@ class TrainingSettings:
 
 
 @dataclass
-class Progress:
+class Spent:
     """Tokens, seconds and steps that a run has used so far."""
 
     tokens: int = 0
@@ -80,10 +80,10 @@ class Progress:
         return max(self.tokens / settings.max_tokens, self.seconds / settings.max_seconds)
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """A source of micro-batches that depends on the progress alone, so that a run can resume."""
 
-    def step(self, progress: Progress, fraction: float) -> Sequence[Any]:
+    def step(self, progress: Spent, fraction: float) -> Sequence[Any]:
         """The micro-batches of the next step, for all processes together."""
 
 
@@ -141,7 +141,7 @@ class Trainer:
         self,
         model: nn.Module,
         loss: Loss,
-        source: Source,
+        source: BatchSource,
         settings: TrainingSettings,
         state: Path,
         *,
@@ -153,7 +153,7 @@ class Trainer:
         self.state_path, self.log_path = state, state.with_suffix(".jsonl")
         self.optimizers = make_optimizers(model, settings)
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
-        self.progress = Progress()
+        self.progress = Spent()
         self.last_loss = float("nan")
         self._processes, self._threads, self._watch = processes, threads, watch
         self._saved = -1
@@ -162,7 +162,7 @@ class Trainer:
         elif processes.first:
             self.log_path.unlink(missing_ok=True)
 
-    def run(self) -> Progress:
+    def run(self) -> Spent:
         """Train until the budget is spent, then save; return at once if it is spent already.
 
         Raises:
@@ -295,7 +295,7 @@ class Trainer:
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            self.progress = Progress(**state["progress"])
+            self.progress = Spent(**state["progress"])
         except (
             *(KeyError, RuntimeError, ValueError, TypeError, EOFError),
             *(OSError, pickle.UnpicklingError),

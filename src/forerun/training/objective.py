@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.training.acceptance import AcceptanceTable, sibling_shares
-from forerun.training.conversations import ConversationBatch
-from forerun.training.loop import Part
+from forerun.training.conversations import ExampleBatch
+from forerun.training.loop import LossPart
 from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
@@ -83,7 +83,7 @@ class Objective(ABC):
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts on a batch; in training perhaps fewer of them."""
 
-    def __call__(self, batch: ConversationBatch) -> Part:
+    def __call__(self, batch: ExampleBatch) -> LossPart:
         """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.
 
         The share of KL, exp(-3 α), is larger the lower the acceptance α (as in speculators' lk_hybrid). It
@@ -104,9 +104,9 @@ class Objective(ABC):
                 drafts.confidence, accepted.clamp(0, 1), reduction="none"
             )
             total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
-        return Part(total, float(weights.sum()), batch.tokens)
+        return LossPart(total, float(weights.sum()), batch.tokens)
 
-    def evaluate(self, batches: Iterable[ConversationBatch], ranks: int = 0) -> AcceptanceTable:
+    def evaluate(self, batches: Iterable[ExampleBatch], ranks: int = 0) -> AcceptanceTable:
         """Acceptance on held-out conversations, and that of `ranks` siblings."""
         return evaluate(self.teacher, partial(self.drafts, training=False), batches, ranks)
 
@@ -115,7 +115,7 @@ class Objective(ABC):
 def evaluate(
     teacher: Teacher,
     draft: Callable[[Lesson], Drafts],
-    batches: Iterable[ConversationBatch],
+    batches: Iterable[ExampleBatch],
     ranks: int = 0,
 ) -> AcceptanceTable:
     """Measure acceptance on held-out conversations, by category.

@@ -67,7 +67,7 @@ class KeptOut:
         )
 
 
-class Seen:
+class SeenPrompts:
     """Prompts seen before, which recognizes repeated and nearly equal ones.
 
     Near duplicates are found by MinHash (Broder, 1997) over runs of 3 words, looked up by bands of

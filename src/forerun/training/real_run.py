@@ -15,7 +15,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.measure.paired import WARM_UP_TOKENS, Comparison, comparison_of, run_pair
 from forerun.params import SamplingParams
-from forerun.training.conversations import Conversation
+from forerun.training.conversations import Example
 from forerun.training.drafter_run import DrafterRun
 
 
@@ -102,7 +102,7 @@ def open_trained(
     )
 
 
-def spread_prompts(conversations: Sequence[Conversation], count: int) -> list[list[int]]:
+def spread_prompts(conversations: Sequence[Example], count: int) -> list[list[int]]:
     """Distinct prompts of `count` conversations at most, taken from the categories in turn."""
     kinds: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for conversation in dict.fromkeys(conversations):

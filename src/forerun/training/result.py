@@ -14,7 +14,7 @@ from forerun.report.markdown import document
 from forerun.report.result import Result
 from forerun.report.svg import image
 from forerun.report.table import Table
-from forerun.training.loop import Progress
+from forerun.training.loop import Spent
 from forerun.training.settings import named
 
 PICTURE = "curve.svg"
@@ -31,7 +31,7 @@ Curve = Sequence[tuple[int, Mapping[str, float]]]
 
 
 @dataclass
-class Report:
+class TrainingReport:
     """Figures of a training run, as in `forerun.json`.
 
     Args:
@@ -53,7 +53,7 @@ class Report:
     lengths: Mapping[str, float] = field(default_factory=dict)
     positions: Mapping[str, Sequence[float]] = field(default_factory=dict)
     untrained: Mapping[str, float] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
+    progress: Spent = field(default_factory=Spent)
     conversations: Mapping[str, int] = field(default_factory=dict)
     weight_bytes: int = 0
     trained_bytes: int = 0

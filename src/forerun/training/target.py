@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,12 +20,18 @@ from forerun.contracts import CausalLM
 from forerun.core import Batch, LogitsFor
 from forerun.errors import ConfigError
 from forerun.heads.layers import borrowed_rows
+from forerun.models.memory import available_bytes
 from forerun.training.compiled import compiled, filled
-from forerun.training.conversations import Conversation, ConversationBatch
-from forerun.training.state_memory import StateMemory
+from forerun.training.conversations import Example, ExampleBatch
 
 # Rows of logits that are computed at once.
 CHUNK = 256
+# Tokens of a block. Blocks are few and large: with an allocation for each text, fragmentation made the
+# allocator take a fifth of the time.
+BLOCK = 2**16
+# Share of the initially free memory that stays free.
+LEFT_FREE = 0.5
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Lesson:
             token outside it. None unless asked for.
     """
 
-    batch: ConversationBatch
+    batch: ExampleBatch
     hidden: dict[int, Tensor]
     rows: Tensor
     probs: Tensor
@@ -76,7 +83,7 @@ class Teacher:
         self._memory = StateMemory()
         # log Σ exp of the logits of each token of an answer. With it, only the output rows of the draft's
         # vocabulary are needed when the text occurs again.
-        self._sums: dict[Conversation, Tensor] = {}
+        self._sums: dict[Example, Tensor] = {}
         few = self._head and len(draft_ids) < model.vocab_size
         self._rows = borrowed_rows(model, self.draft_ids) if few else None
         index = torch.full((model.vocab_size,), -1, dtype=torch.long)
@@ -84,9 +91,7 @@ class Teacher:
         self._index = index.to(model.device)
 
     @torch.no_grad()
-    def show(
-        self, batch: ConversationBatch, *, best: bool = False, as_drawn: bool = False
-    ) -> Lesson:
+    def show(self, batch: ExampleBatch, *, best: bool = False, as_drawn: bool = False) -> Lesson:
         """Run the target on a batch.
 
         Args:
@@ -119,13 +124,13 @@ class Teacher:
         own = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, own, index, probs, most_probable)
 
-    def _kept(self, batch: ConversationBatch) -> dict[int, Tensor]:
+    def _kept(self, batch: ExampleBatch) -> dict[int, Tensor]:
         """Hidden states by layer, [B, S, hidden_size], from memory for texts seen before.
 
         They are 0 past the ends of texts.
         """
         new = tuple(c for c in batch.conversations if c not in self._memory)
-        made: dict[Conversation, Tensor] = {}
+        made: dict[Example, Tensor] = {}
         if new:
             hidden, _ = self._run(new)
             every = torch.stack([hidden[layer] for layer in self._layers], dim=2).cpu()
@@ -136,7 +141,7 @@ class Teacher:
         padded = pad_sequence(texts, batch_first=True).to(self.model.device)
         return {layer: padded[:, :, at] for at, layer in enumerate(self._layers)}
 
-    def _run(self, conversations: Sequence[Conversation]) -> tuple[Mapping[int, Tensor], Any]:
+    def _run(self, conversations: Sequence[Example]) -> tuple[Mapping[int, Tensor], Any]:
         """Hidden states by layer, [B, S, hidden_size], and logits if the output head cannot run alone."""
         texts = [[*c.prompt_ids, *c.answer_ids] for c in conversations]
         cache = self.model.new_cache(len(texts), max(map(len, texts)))
@@ -204,7 +209,7 @@ def _runs_alone(model: CausalLM) -> bool:
     return True
 
 
-def _temperatures(batch: ConversationBatch) -> Tensor:
+def _temperatures(batch: ExampleBatch) -> Tensor:
     """Temperature of each token of the answers, [R]; 1 for greedy ones."""
     each = torch.tensor([conversation.temperature or 1.0 for conversation in batch.conversations])
     return each.to(batch.answers.device)[batch.answers.nonzero()[:, 0]]
@@ -223,3 +228,40 @@ def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tens
 def _shares_of(logits: Tensor, sums: Tensor) -> Tensor:
     """Probabilities [n, Vd] in bfloat16 from some tokens' logits and log Σ exp of all logits."""
     return (logits.float() - sums[:, None]).exp().bfloat16()
+
+
+class StateMemory:
+    """Hidden states by text; once memory is short, no further states are stored."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._used = 0
+        self._places: dict[Example, Tensor] = {}
+        self._lock = Lock()
+        self._spare = LEFT_FREE * available_bytes(CPU)
+
+    def __contains__(self, text: Example) -> bool:
+        return text in self._places
+
+    def __getitem__(self, text: Example) -> Tensor:
+        return self._places[text]
+
+    def put(self, text: Example, states: Tensor) -> None:
+        """Store a copy of the states of a text [S, ...], if there is room."""
+        with self._lock:
+            place = self._room(states)
+        if place is not None:
+            place.copy_(states)
+            self._places[text] = place
+
+    def _room(self, states: Tensor) -> Tensor | None:
+        """An uninitialized tensor of the shape of `states`; None if memory is short."""
+        size = len(states)
+        if not self._blocks or self._used + size > len(self._blocks[-1]):
+            rows = max(BLOCK, size)
+            if available_bytes(CPU) - rows * states[0].nbytes < self._spare:
+                return None
+            self._blocks.append(states.new_empty(rows, *states.shape[1:]))
+            self._used = 0
+        self._used += size
+        return self._blocks[-1][self._used - size : self._used]

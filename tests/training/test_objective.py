@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.core import Batch
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.objective import Drafts, evaluate
 from forerun.training.target import Lesson, Teacher
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
@@ -51,7 +51,7 @@ def test_both_sides_are_at_the_temperature_of_the_text(temperatures: tuple[float
             ],
         )
 
-    batch = ConversationBatch.of([Conversation(PROMPT, ANSWER, "chat", t) for t in temperatures])
+    batch = ExampleBatch.of([Example(PROMPT, ANSWER, "chat", t) for t in temperatures])
     table = evaluate(teacher, draft, [batch])
     p = of_the_target(teacher).float()
     q = sum((s @ m.T).float() for s, m in zip(states, matrices, strict=True))

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training import state_memory
-from forerun.training.conversations import Conversation, ConversationBatch
+from forerun.training import target as module
+from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.target import Teacher
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
 
-TEXTS = [Conversation((1, 2, number), (3, 4, 5, number), "", 1.0) for number in range(4)]
+TEXTS = [Example((1, 2, number), (3, 4, 5, number), "", 1.0) for number in range(4)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -25,7 +25,7 @@ def test_a_text_is_read_once_where_there_is_room(
     """Of a part of the vocabulary, rows of a text that is known come from its part of the output head."""
     ids = torch.arange(0, VOCAB, every)
     if short:
-        monkeypatch.setattr(state_memory, "LEFT_FREE", 2.0)
+        monkeypatch.setattr(module, "LEFT_FREE", 2.0)
     state = tiny_model("llama").state_dict()
     model = model_from_tensors(
         tiny_config("llama"), state, dtype="fp32", backend="torch", name="tiny"
@@ -33,13 +33,13 @@ def test_a_text_is_read_once_where_there_is_room(
     teacher = Teacher(model, (1,), ids)
     runs: list[Any] = []
     monkeypatch.setattr(model, "forward", _counted(model.forward, runs))
-    teacher.show(ConversationBatch.of(TEXTS[:2]))
+    teacher.show(ExampleBatch.of(TEXTS[:2]))
     heads: list[Any] = []
     monkeypatch.setattr(model, "lm_head", _counted(model.lm_head, heads))
-    again = teacher.show(ConversationBatch.of([TEXTS[1], TEXTS[0]]))
+    again = teacher.show(ExampleBatch.of([TEXTS[1], TEXTS[0]]))
     assert len(runs) == (2 if short else 1)
     assert bool(heads) == (every == 1)
-    mixed = teacher.show(ConversationBatch.of([TEXTS[2], TEXTS[1]]))
+    mixed = teacher.show(ExampleBatch.of([TEXTS[2], TEXTS[1]]))
     fresh = Teacher(model, (1,), ids)
     for lesson in (again, mixed):
         expected = fresh.show(lesson.batch)

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import PromptError
-from forerun.training.opening import asking, chat_opening, text_opening
+from forerun.training.answering import asking, chat_opening, text_opening
 from tests.helpers.chat_templates import PUBLISHED, chat_tokenizer, tokenizer_of
 from tests.helpers.made_tokenizers import TOKENIZERS
 
