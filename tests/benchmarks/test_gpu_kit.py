@@ -109,6 +109,7 @@ def test_measure_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
     assert "llama-8b transformers" in ended["left_out"]
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ("--tiny", "--out", str(out), "--minutes", "10")

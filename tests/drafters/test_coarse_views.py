@@ -17,6 +17,7 @@ from forerun.models.placement import Placement
 from forerun.params import SamplingParams
 from tests.helpers.against_plain import accepted
 from tests.helpers.backends import BACKENDS
+from tests.helpers.covering import covering
 from tests.helpers.tiny_models import VOCAB, random_model, tokens
 
 WHOLE = View(0, 2**31, coarse=True)
@@ -50,15 +51,17 @@ def load(
     return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS), max_context=200)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"skip": (1,)},
-        {"view": View(2, 6, coarse=True)},
-        {"tree": "auto", "num_tree_nodes": 7},
-    ],
+    ("backend", "options"),
+    covering(
+        BACKENDS,
+        [
+            {},
+            {"skip": (1,)},
+            {"view": View(2, 6, coarse=True)},
+            {"tree": "auto", "num_tree_nodes": 7},
+        ],
+    ),
     ids=str,
 )
 def test_output_is_plain_decodings(folder: Path, backend: str, options: dict[str, Any]) -> None:

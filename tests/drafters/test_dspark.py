@@ -22,6 +22,7 @@ from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.trees.growth import grow, start
+from tests.helpers.covering import covering
 from tests.helpers.dspark_heads import VARIANTS, Made, Reference, write
 from tests.helpers.head_checks import (
     GREEDY,
@@ -111,8 +112,9 @@ def test_published_layouts(tmp_path: Path, layout: str, made: Made) -> None:
     check(tmp_path, made, target("torch", "fp64"), GREEDY, layout)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEEDED, PENALTIES])
-@pytest.mark.parametrize("tree", [None, "auto", SHAPE])
+@pytest.mark.parametrize(
+    ("params", "tree"), covering([GREEDY, SAMPLED, SEEDED, PENALTIES], [None, "auto", SHAPE])
+)
 def test_chains_and_trees_in_ragged_batches(
     tmp_path: Path, params: SamplingParams, tree: Any
 ) -> None:
@@ -134,8 +136,10 @@ def test_to_the_end_of_the_context(tmp_path: Path, backend: str) -> None:
     check(tmp_path, Made(block=8), on, params, prompts=[prompt], atol=1e-4)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("variant", ["plain", "confidence-of-states", "no-confidence"])
+@pytest.mark.parametrize(
+    ("params", "variant"),
+    covering([GREEDY, SAMPLED], ["plain", "confidence-of-states", "no-confidence"]),
+)
 def test_chains_end_where_the_head_is_not_confident(
     tmp_path: Path, params: SamplingParams, variant: str
 ) -> None:

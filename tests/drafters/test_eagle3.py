@@ -21,6 +21,7 @@ from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.trees.growth import grow, start
+from tests.helpers.covering import covering
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, write
 from tests.helpers.head_checks import (
     GREEDY,
@@ -93,16 +94,19 @@ def test_every_kind_of_head_runs_on_the_kernels(tmp_path: Path, variant: str) ->
     check(tmp_path, VARIANTS[variant], target("kernels", "fp32"), SAMPLED, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["specforge", "vllm", "modelopt", "speculators"])
-@pytest.mark.parametrize("variant", ["plain", "eagle3.1"])
+@pytest.mark.parametrize(
+    ("layout", "variant"),
+    covering(["specforge", "vllm", "modelopt", "speculators"], ["plain", "eagle3.1"]),
+)
 def test_published_layouts(tmp_path: Path, layout: str, variant: str) -> None:
     # The output of a layer, as some count, is never the embedding.
     made = replace(VARIANTS[variant], ids=(1, 2, 3))
     check(tmp_path, made, target("torch", "fp64"), GREEDY, layout)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEEDED, PENALTIES])
-@pytest.mark.parametrize("tree", [None, "auto", SHAPE])
+@pytest.mark.parametrize(
+    ("params", "tree"), covering([GREEDY, SAMPLED, SEEDED, PENALTIES], [None, "auto", SHAPE])
+)
 def test_chains_and_trees_in_ragged_batches(
     tmp_path: Path, params: SamplingParams, tree: Any
 ) -> None:

@@ -26,6 +26,7 @@ from forerun.randomness import Randomness
 from forerun.sampling import Prefix, most_probable, warp
 from forerun.testing import ToyModel, check_drafter
 from tests.helpers.against_plain import accepted
+from tests.helpers.covering import covering
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.kernel_models import needs_kernels
@@ -57,9 +58,10 @@ def cache_of(engine: forerun.Engine) -> Any:
 
 
 @needs_kernels
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "route", "precision"),
+    covering(["mistral", "qwen3", "gpt2"], ROUTES, ["fp32", "bf16", "int8", "int4"]),
+)
 def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: str) -> None:
     target = kernel_model(name, precision)
     assert target.exactness is Exactness.BITWISE
@@ -71,8 +73,7 @@ def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: s
         accepted(engine, TEXTS, params)
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize(("name", "route"), covering(["mistral", "qwen3", "gpt2"], ROUTES))
 def test_torch_gives_plain_decodings_tokens(name: str, route: str, tmp_path: Path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     target = load_model(tmp_path, dtype="fp64", backend="torch")

@@ -24,6 +24,7 @@ from forerun.randomness import Randomness
 from forerun.testing import ToyModel
 from forerun.trees.growth import grow, start
 from forerun.trees.search import best_shape
+from tests.helpers.covering import covering
 from tests.helpers.head_checks import (
     GREEDY,
     PENALTIES,
@@ -98,15 +99,18 @@ def test_published_layouts(tmp_path: Path, layout: str, form: str, variant: str)
     check(tmp_path, VARIANTS[variant], target("torch", "fp64"), GREEDY, layout, form=form)
 
 
-@pytest.mark.parametrize("layout", ["vllm", "vllm-cut", "speculators"])
-@pytest.mark.parametrize("variant", ["few-tokens", "few-tokens-lent", "one-output"])
+@pytest.mark.parametrize(
+    ("layout", "variant"),
+    covering(["vllm", "vllm-cut", "speculators"], ["few-tokens", "few-tokens-lent", "one-output"]),
+)
 def test_layouts_of_few_tokens(tmp_path: Path, layout: str, variant: str) -> None:
     """vLLM's token_map, in any order, and the offsets of the speculators library."""
     check(tmp_path, VARIANTS[variant], target("torch", "fp64"), SEEDED, layout)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEEDED, PENALTIES])
-@pytest.mark.parametrize("tree", [None, "auto", SHAPE])
+@pytest.mark.parametrize(
+    ("params", "tree"), covering([GREEDY, SAMPLED, SEEDED, PENALTIES], [None, "auto", SHAPE])
+)
 def test_chains_and_trees_in_ragged_batches(
     tmp_path: Path, params: SamplingParams, tree: Any
 ) -> None:

@@ -20,7 +20,8 @@ from forerun.params import SamplingParams
 from forerun.testing import check_drafter
 from forerun.testing.toy import ToyCache
 from tests.helpers.against_plain import accepted
-from tests.helpers.backends import on_both
+from tests.helpers.backends import BACKENDS
+from tests.helpers.covering import covering
 from tests.helpers.kernel_models import PRECISIONS, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.layered import LayeredToyModel
@@ -65,9 +66,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-@pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("skip", [(), (1,), (2,)], ids=["all", "without-1", "without-last"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "skip", "kind"), covering(["llama", "mistral", "gpt2"], [(), (1,), (2,)], TREES)
+)
 def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, load: Any) -> None:
     engine = engine_of(load(name), NARROW, skip, **TREES[kind])
     shares = [share_accepted(engine, GREEDY), share_accepted(engine, SEEDED)]
@@ -77,9 +78,10 @@ def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, loa
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "precision", "kind"),
+    covering(["llama", "mistral", "qwen3", "gpt2"], PRECISIONS, TREES),
+)
 def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: str) -> None:
     target = kernel_model(name, precision)
     for skip in ((), (1,)):
@@ -91,11 +93,10 @@ def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: 
         assert share_accepted(engine_of(target, WIDE, **TREES[kind]), GREEDY) == 1.0
 
 
-@on_both(["llama"])
-@pytest.mark.parametrize("kind", TREES)
-def test_blocks_of_long_texts(name: str, backend: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "kind"), covering(BACKENDS, TREES))
+def test_blocks_of_long_texts(backend: str, kind: str, tmp_path: Path) -> None:
     """Plain decoding's tokens, and with all blocks more of them are drafted right than with none."""
-    config = tiny_config(name)
+    config = tiny_config("llama")
     config.max_position_embeddings = 512
     random_model(config).save_pretrained(tmp_path)
     dtype = "fp32" if backend == "kernels" else "fp64"
@@ -207,8 +208,7 @@ class Watched(SelfSparseDrafter):
 
 
 @needs_kernels
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("precision", "params"), covering(PRECISIONS, [GREEDY, SEEDED]))
 def test_a_part_of_the_vocabulary(
     precision: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
 from forerun.proof.proof import prove
 from forerun.testing import ToyModel
+from tests.helpers.covering import covering
 from tests.helpers.interruptions import interrupted_at
 from tests.helpers.kernel_models import long_kernel_model, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
@@ -34,15 +35,7 @@ from tests.matrix import COMPRESSIONS
 TEXTS = [tokens(1, length, seed=length)[0].tolist() for length in (19, 1, 7)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=24)
-
-
-def samplers(slow: str) -> pytest.MarkDecorator:
-    cases = {"greedy": GREEDY, "seeded": SEEDED}
-    marked = [
-        pytest.param(params, id=name, marks=[pytest.mark.slow] * (name == slow))
-        for name, params in cases.items()
-    ]
-    return pytest.mark.parametrize("params", marked)
+SAMPLERS = {"greedy": GREEDY, "seeded": SEEDED}
 
 
 ON_KERNELS = [pytest.param(f"kernels-{name}", marks=needs_kernels) for name in ("llama", "qwen3")]
@@ -145,13 +138,9 @@ def check_all(target: CausalLM, compression: Compression, params: SamplingParams
     return accepted
 
 
-@samplers(slow="seeded")
-@METHODS
-@pytest.mark.parametrize("name", NAMES)
-def test_drafts_change_nothing(
-    name: str, compression: Compression, params: SamplingParams, load: Any
-) -> None:
-    target = load(name)
+@pytest.mark.parametrize(("name", "method", "sampler"), covering(NAMES, COMPRESSIONS, SAMPLERS))
+def test_drafts_change_nothing(name: str, method: str, sampler: str, load: Any) -> None:
+    target, compression, params = load(name), COMPRESSIONS[method], SAMPLERS[sampler]
     assert check_all(target, compression, params) > 100
     whole = plain_outputs(target, Compression(), params)
     assert plain_outputs(target, compression, params) != whole
@@ -181,8 +170,12 @@ def test_long_texts_of_which_some_evict_more_than_once(method: str) -> None:
     assert list(whole.token_ids) != wanted[0]
 
 
-@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
-@pytest.mark.parametrize("method", [name for name, one in COMPRESSIONS.items() if one.kv_budget])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    covering(
+        ["llama", ON_KERNELS[0]], [name for name, one in COMPRESSIONS.items() if one.kv_budget]
+    ),
+)
 def test_a_rejected_token_that_counts_or_evicts_is_caught(
     method: str, name: str, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,13 +212,12 @@ def test_a_rejected_token_that_counts_or_evicts_is_caught(
                 check_all(target, compression, GREEDY)
 
 
-@samplers(slow="greedy")
-@METHODS
-@pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
-def test_with_drafters_of_models(
-    name: str, compression: Compression, params: SamplingParams, load: Any
-) -> None:
-    target, outputs = load(name), plain_outputs(load(name), compression, params)
+@pytest.mark.parametrize(
+    ("name", "method", "sampler"), covering(["llama", ON_KERNELS[0]], COMPRESSIONS, SAMPLERS)
+)
+def test_with_drafters_of_models(name: str, method: str, sampler: str, load: Any) -> None:
+    target, compression, params = load(name), COMPRESSIONS[method], SAMPLERS[sampler]
+    outputs = plain_outputs(target, compression, params)
     tree = {"tree": "auto", "num_tree_nodes": 6}
     for drafter, options in (
         (LayerSkipDrafter(target, (1,)), {}),

@@ -219,7 +219,7 @@ def test_masks_are_asked_about_reachable_prefixes_alone() -> None:
         return [token in allowed[len(tokens)] for token in range(TARGET.vocab_size)]
 
     for case in DRAFTERS:
-        for seed in range(8):
+        for seed in range(3):
             params = SamplingParams(seed=seed, mask=mask, max_tokens=40, stop_token_ids=(9,))
             one = Engine(TARGET, case.make(), SpeculativeConfig(num_speculative_tokens=4))
             completion = one.generate([[1, 2]], params)[0]

@@ -16,6 +16,7 @@ from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.models.cpu import CpuModel
+from tests.helpers.covering import covering
 from tests.helpers.kernel_models import model, needs_kernels
 
 pytestmark = needs_kernels
@@ -49,10 +50,10 @@ def plain(engine: forerun.Engine, prompt: object, params: forerun.SamplingParams
     return [event.token_id for event in engine.stream_plain(prompt, params)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "precision", "drafter", "rows"),
+    covering(["mistral", "qwen3", "gpt2"], PRECISIONS, ["draft_model", "ngram"], [1, 3]),
+)
 def test_speculation_changes_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
     engine = make(name, precision, drafter, rows)
     assert engine.target.exactness is Exactness.BITWISE
@@ -68,12 +69,15 @@ def test_speculation_changes_nothing(name: str, precision: str, drafter: str, ro
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
-    "drafter", ["draft_model", "ngram", "self_sparse", "suffix", "token_recycling"]
+    ("name", "precision", "drafter", "rows"),
+    covering(
+        ["mistral", "qwen3"],
+        ["bf16", "int8"],
+        ["draft_model", "ngram", "self_sparse", "suffix", "token_recycling"],
+        [1, 3],
+    ),
 )
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-@pytest.mark.parametrize("name", ["mistral", "qwen3"])
 def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
     engine = make(name, precision, drafter, rows, tree="auto")
     drafts = []
@@ -84,10 +88,10 @@ def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int
     assert not all(draft.tree.is_chain for draft in drafts)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("drafter", ["layer_skip", "self_sparse"])
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "precision", "drafter", "rows"),
+    covering(["mistral", "qwen3"], ["bf16", "int8"], ["layer_skip", "self_sparse"], [1, 3]),
+)
 def test_the_targets_own_layers_change_nothing(
     name: str, precision: str, drafter: str, rows: int
 ) -> None:
@@ -98,9 +102,10 @@ def test_the_targets_own_layers_change_nothing(
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("method", ["draft_model", "ngram"])
-@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("precision", "method", "rows"),
+    covering(["bf16", "int8", "int4"], ["draft_model", "ngram"], [3, 1]),
+)
 def test_the_zoo_too(precision: str, method: str, rows: int) -> None:
     draft = "zoo-draft" if method == "draft_model" else None
     config = forerun.SpeculativeConfig(method=method, model=draft, policy="fixed")

@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.core import Tree
 from forerun.models.cpu import CpuModel, KernelChoice
 from forerun.models.sources import TensorSource
+from tests.helpers.covering import covering
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import (
     LEVELS,
@@ -31,14 +32,15 @@ from tests.helpers.random_trees import Row, check_nodes, commit, grow
 
 pytestmark = needs_kernels
 THREADS = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
-every_model = pytest.mark.parametrize("name", SHAPES)
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
-# The portable level and the machine's best are quick.
-every_level = pytest.mark.parametrize(
-    "level",
-    [pytest.param(level, marks=[pytest.mark.slow] * (level in LEVELS[1:-1])) for level in LEVELS],
+# Each precision with each level is quick: so they meet the shapes in turn.
+on_levels = pytest.mark.parametrize(
+    ("name", "precision", "level"), covering(SHAPES, PRECISIONS, LEVELS, fast=1, whole=2)
 )
-every_thread = pytest.mark.parametrize("threads", THREADS)
+with_threads = pytest.mark.parametrize(
+    ("name", "precision", "threads"), covering(SHAPES, PRECISIONS, THREADS, fast=1, whole=2)
+)
+shapes_in_turn = pytest.mark.parametrize(("name", "precision"), covering(SHAPES, PRECISIONS))
 
 
 def text(one: CpuModel, length: int, rng: random.Random) -> list[int]:
@@ -50,9 +52,7 @@ def append(one: CpuModel, cache: Any, row: int, ids: list[int], **options: Any) 
     return run(one, cache, [ids], [row], **options)
 
 
-@every_level
-@every_precision
-@every_model
+@on_levels
 def test_chunks_and_threads_change_nothing(name: str, precision: str, level: str) -> None:
     """One prefill, chunks of random sizes and single steps give one result; so does `last`."""
     rng = random.Random(f"{name}{precision}{level}")
@@ -76,9 +76,7 @@ def test_chunks_and_threads_change_nothing(name: str, precision: str, level: str
                 done += len(chunk)
 
 
-@every_thread
-@every_precision
-@every_model
+@with_threads
 def test_other_rows_change_nothing(name: str, precision: str, threads: int) -> None:
     """Ragged batches, rows in any order, rows that are left out, padding."""
     rng = random.Random(f"{name}{precision}")
@@ -105,9 +103,7 @@ def test_other_rows_change_nothing(name: str, precision: str, threads: int) -> N
     assert sum(done) > 60
 
 
-@every_level
-@every_precision
-@every_model
+@on_levels
 def test_a_node_of_a_tree_equals_its_path(name: str, precision: str, level: str) -> None:
     """Trees in any storage order, grown in parts, over windows that end inside of them."""
     rng = random.Random(f"{name}{precision}{level}")
@@ -127,9 +123,7 @@ def test_a_node_of_a_tree_equals_its_path(name: str, precision: str, level: str)
         assert torch.equal(found, plain(one, row.committed + follow)[0][-3:])
 
 
-@every_thread
-@every_precision
-@every_model
+@with_threads
 def test_trees_of_a_ragged_batch(name: str, precision: str, threads: int) -> None:
     rng = random.Random(f"{name}{precision}")
     one = model(name, precision, "", threads)
@@ -160,8 +154,7 @@ def test_wide_trees(precision: str, width: int) -> None:
         check_nodes(one, [row], [width], grow(one, cache, [row], [width]))
 
 
-@every_precision
-@every_model
+@shapes_in_turn
 def test_trimmed_rows_go_on_another_way(name: str, precision: str) -> None:
     rng, one = random.Random(name), model(name, precision)
     ids = text(one, 30, rng)
@@ -174,8 +167,7 @@ def test_trimmed_rows_go_on_another_way(name: str, precision: str) -> None:
         assert torch.equal(found, plain(one, ids)[0][length:])
 
 
-@every_precision
-@every_model
+@shapes_in_turn
 def test_some_layers_then_the_rest_equal_all(name: str, precision: str) -> None:
     rng, one = random.Random(name), model(name, precision)
     ids = text(one, 21, rng)
@@ -208,8 +200,7 @@ def test_another_text_gives_other_logits(precision: str) -> None:
             assert not torch.equal(last_of(one, other), logits), (name, place)
 
 
-@every_model
-@pytest.mark.parametrize("precision", PRECISIONS)
+@shapes_in_turn
 def test_levels(name: str, precision: str) -> None:
     """All instruction sets add in the same order, with the same roundings: but AMX in bf16."""
     rng = random.Random(name)

@@ -26,6 +26,7 @@ from forerun.policies.calibration import calibrate
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.memory import SAVE_SECONDS, recall
 from forerun.testing import ToyModel
+from tests.helpers.covering import covering
 from tests.helpers.simulated_rounds import VOCABULARY, SimulatedDrafter, World
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
@@ -103,10 +104,10 @@ def shares(
     return [best / statistics.mean(column) for column in zip(*runs, strict=True)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("slope", [0.05, 0.25])
-@pytest.mark.parametrize("cost", [CHEAP, USUAL])
-@pytest.mark.parametrize("rate", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize(
+    ("rate", "cost", "slope", "way"),
+    covering([0.5, 0.7, 0.9], [CHEAP, USUAL], [0.05, 0.25], WAYS, whole=4),
+)
 def test_what_pays_pays_from_the_first_request_on(
     rate: float, cost: float, slope: float, way: Callable[[World, int, int], list[float]]
 ) -> None:
@@ -196,9 +197,9 @@ def test_interruptions_are_no_losses_by_drafts(interrupted: float) -> None:
     assert fixed / max(made) >= 0.6
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cost", [CHEAP, USUAL, DEAR])
-@pytest.mark.parametrize("rate", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("rate", "cost", "way"), covering([0.0, 0.05], [CHEAP, USUAL, DEAR], WAYS, whole=3)
+)
 def test_a_useless_draft_costs_its_tuition_once(
     rate: float, cost: float, way: Callable[[World, int, int], list[float]]
 ) -> None:
@@ -207,9 +208,9 @@ def test_a_useless_draft_costs_its_tuition_once(
     assert min(found[2:]) >= 0.97
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cost", [CHEAP, USUAL, DEAR])
-@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("rate", "cost", "way"), covering([0.0, 0.5, 0.9], [CHEAP, USUAL, DEAR], WAYS, whole=3)
+)
 def test_short_outputs_lose_little(
     rate: float, cost: float, way: Callable[[World, int, int], list[float]]
 ) -> None:

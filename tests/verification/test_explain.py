@@ -12,6 +12,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
 from forerun.verification import TargetRows, make_rule
 from forerun.verification.explain import Explanation, NodeRecord, explain
+from tests.helpers.covering import covering
 from tests.helpers.random_drafts import KINDS, cases
 
 TYPICAL = {
@@ -59,8 +60,7 @@ def replayed(rule: str, tree: Tree, nodes: tuple[NodeRecord, ...], tests: tuple[
     return passed[-1] if passed else -1
 
 
-@pytest.mark.parametrize("vocab_size", [2, 30, 500])
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(("kind", "vocab_size"), covering(ALL, [2, 30, 500]))
 def test_replaying_the_records_gives_the_verdict(form: str, kind: str, vocab_size: int) -> None:
     depths = set()
     for rule, draft, logits, request in cases(kind, vocab_size, torch.float32, 14):

@@ -13,6 +13,7 @@ from forerun.core import Draft, Request, Verdict
 from forerun.errors import DistributionError
 from forerun.randomness import Randomness
 from forerun.verification import make_rule, target_rows, verify_one
+from tests.helpers.covering import covering
 from tests.helpers.random_drafts import KINDS, PARAMS, cases, drafted, target_logits
 from tests.helpers.verification import verify_logits, warp_draft
 
@@ -76,9 +77,9 @@ def test_greedy_rows_verify_drafts_drawn_from_any(kind: str, dtype: torch.dtype)
     assert len(depths) > 2
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
-@pytest.mark.parametrize("vocab_size", [2, 65, pytest.param(500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "vocab_size", "flaw"), covering(KINDS, [2, 65, 500], FLAWS, fast=2, whole=3)
+)
 def test_flawed_rows_on_the_path_are_refused(
     kind: str, vocab_size: int, flaw: str, dtype: torch.dtype
 ) -> None:

@@ -33,7 +33,7 @@ from tests.helpers.made_tokenizers import (
 
 
 @pairs
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), text=texts)
 def test_a_text_in_the_drafts_tokens_is_the_same_text(
     target: str, draft: str, data: st.DataObject, text: str
@@ -55,7 +55,7 @@ def test_a_text_in_the_drafts_tokens_is_the_same_text(
 
 
 @pairs
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_long_texts_are_no_other(target: str, draft: str, data: st.DataObject) -> None:
     pieces = st.sampled_from([" " + word for word in WORDS] + HARD)
@@ -73,7 +73,7 @@ def test_long_texts_are_no_other(target: str, draft: str, data: st.DataObject) -
 
 
 @pairs
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_tokens_that_no_tokenizer_would_choose(
     target: str, draft: str, data: st.DataObject
