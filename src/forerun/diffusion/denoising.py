@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.diffusion.pipelines import denoiser_of, kind_of, label_embeds
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.diffusion.pipelines import conditions_for, denoiser_of, kind_of
+from forerun.errors import UnsupportedModelError
 
 # The index for no label in DiTPipeline.
 _NO_LABEL = 1000
@@ -47,52 +47,20 @@ class GuidedDenoiser:
         self.denoiser, self.kind = denoiser_of(pipeline), kind
         self.scale = guidance_scale
         self.guided = guidance_scale > 1.0 and kind.conditioning != "none"
-        self._conditions: Tensor | None = None
-        self._nothing: Tensor | None = None
-        if kind.conditioning == "none":
-            if labels is not None or prompt_embeds is not None:
-                raise ConfigError(f"{kind.name} takes neither labels nor prompts.")
-        elif kind.conditioning == "class":
-            self._take_labels(labels, prompt_embeds)
-        else:
-            self._take_prompts(labels, prompt_embeds, negative_prompt_embeds)
-
-    def _take_labels(self, labels: Sequence[int] | None, embeds: Tensor | None) -> None:
-        if labels is None or embeds is not None:
-            raise ConfigError(f"{self.kind.name} takes labels, one a sample, and no embeddings.")
-        # The index after the last label stands for no label.
-        classes = self.denoiser.config.num_embeds_ada_norm
-        if self.guided and classes != _NO_LABEL:
-            raise UnsupportedModelError(
-                f"DiTPipeline takes index {_NO_LABEL} for no label; this transformer has {classes} classes, "
-                "so it runs without guidance only (guidance_scale 1)."
-            )
-        wrong = [label for label in labels if not 0 <= label < classes]
-        if wrong:
-            raise ConfigError(f"label {wrong[0]} does not fit; use 0 to {classes - 1}.")
-        self._conditions = torch.tensor(labels)
-        self._nothing = torch.full_like(self._conditions, classes)
-
-    def _take_prompts(
-        self, labels: Sequence[int] | None, embeds: Tensor | None, negative: Tensor | None
-    ) -> None:
-        if (labels is None) == (embeds is None):
-            raise ConfigError(f"give {self.kind.name} either labels or prompt embeddings.")
-        if labels is not None:
-            embeds = label_embeds(labels, self.denoiser.config.cross_attention_dim)
-        assert embeds is not None
-        width = self.denoiser.config.cross_attention_dim
-        if embeds.ndim != 3 or embeds.shape[-1] != width or not len(embeds):
-            raise ConfigError(
-                f"prompt_embeds are [B, tokens, {width}] for this pipeline, not {list(embeds.shape)}."
-            )
-        if negative is not None and negative.shape != embeds.shape:
-            raise ConfigError(
-                f"negative_prompt_embeds are {list(negative.shape)}, prompt_embeds {list(embeds.shape)}; "
-                "they must be alike."
-            )
-        self._conditions = embeds
-        self._nothing = torch.zeros_like(embeds) if negative is None else negative
+        classes, embeds, negative = conditions_for(
+            pipeline, labels, prompt_embeds, negative_prompt_embeds
+        )
+        self._conditions, self._nothing = embeds, negative
+        if classes is not None:
+            # The index after the last label stands for no label.
+            number = self.denoiser.config.num_embeds_ada_norm
+            if self.guided and number != _NO_LABEL:
+                raise UnsupportedModelError(
+                    f"DiTPipeline takes index {_NO_LABEL} for no label; this transformer has {number} "
+                    "classes, so it runs without guidance only (guidance_scale 1)."
+                )
+            self._conditions = torch.tensor(classes)
+            self._nothing = torch.full_like(self._conditions, number)
 
     def __call__(self, samples: Tensor, timesteps: Tensor, rows: Tensor) -> Tensor:
         """Guided predictions `[N, C, H, W]`; see `Network`."""

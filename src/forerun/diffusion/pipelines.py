@@ -183,9 +183,8 @@ def sample(
         raise ConfigError(f"noise of shape {tuple(noise.shape)} does not fit {kind.name}.")
     accepted = inspect.signature(type(pipeline).__call__).parameters
     arguments: dict[str, Any] = {"num_inference_steps": steps, "generator": generator}
-    arguments |= _conditions(
-        pipeline, kind, len(noise), labels, prompt_embeds, negative_prompt_embeds
-    )
+    conditions = conditions_for(pipeline, labels, prompt_embeds, negative_prompt_embeds)
+    arguments |= _condition_arguments(kind, len(noise), *conditions)
     if guidance_scale is not None:
         arguments["guidance_scale"] = guidance_scale
     if eta:
@@ -204,36 +203,70 @@ def sample(
     return Samples(result, None) if latent else Samples(None, result)
 
 
-def _conditions(
-    pipeline: Any,
+def _condition_arguments(
     kind: PipelineKind,
     count: int,
-    labels: Sequence[int] | None,
+    labels: list[int] | None,
     embeds: Tensor | None,
     negative: Tensor | None,
 ) -> dict[str, Any]:
-    """Arguments of a pipeline's call for its labels or prompts."""
+    """Arguments of a pipeline's call for its conditions."""
+    given = labels if embeds is None else embeds
+    if given is None:
+        return {"batch_size": count}
+    if len(given) != count:
+        raise ConfigError(
+            f"give {kind.name} a condition for each sample, {count} of them, not {len(given)}."
+        )
+    if embeds is None:
+        return {"class_labels": labels}
+    return {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
+
+
+def conditions_for(
+    pipeline: Any, labels: Sequence[int] | None, embeds: Tensor | None, negative: Tensor | None
+) -> tuple[list[int] | None, Tensor | None, Tensor | None]:
+    """Labels, or prompt embeddings with negative ones, as a pipeline's denoiser takes them.
+
+    Labels of a pipeline with prompt embeddings become one-hot rows; negative embeddings are zeros unless
+    given.
+
+    Raises:
+        ConfigError: for conditions that the pipeline does not take, and for missing ones.
+    """
+    kind, config = kind_of(pipeline), denoiser_of(pipeline).config
     if kind.conditioning == "none":
         if labels is not None or embeds is not None:
             raise ConfigError(
                 f"{kind.name} is not conditional: it takes neither labels nor prompts."
             )
-        return {"batch_size": count}
-    given = labels if labels is not None else embeds
-    if given is None or (labels is not None and embeds is not None) or len(given) != count:
-        raise ConfigError(f"give {kind.name} either labels or prompt embeddings, {count} of them.")
+        return None, None, None
+    if (labels is None) == (embeds is None):
+        raise ConfigError(f"give {kind.name} either labels or prompt embeddings.")
     if kind.conditioning == "class":
         if labels is None:
             raise ConfigError(f"{kind.name} takes labels, not prompt embeddings.")
-        return {"class_labels": list(labels)}
+        classes = config.num_embeds_ada_norm
+        wrong = [label for label in labels if not 0 <= label < classes]
+        if wrong:
+            raise ConfigError(f"label {wrong[0]} does not fit; use 0 to {classes - 1}.")
+        return list(labels), None, None
+    width = config.get("cross_attention_dim")
     if labels is not None:
-        width = denoiser_of(pipeline).config.get("cross_attention_dim")
         if not isinstance(width, int):
             raise ConfigError(f"{kind.name} takes prompt embeddings, not labels.")
         embeds = label_embeds(labels, width)
     assert embeds is not None
-    negative = torch.zeros_like(embeds) if negative is None else negative
-    return {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
+    if embeds.ndim != 3 or not len(embeds) or width not in (None, embeds.shape[-1]):
+        raise ConfigError(
+            f"prompt_embeds are [B, tokens, {width}] for this pipeline, not {list(embeds.shape)}."
+        )
+    if negative is not None and negative.shape != embeds.shape:
+        raise ConfigError(
+            f"negative_prompt_embeds are {list(negative.shape)}, prompt_embeds {list(embeds.shape)}; "
+            "they must be alike."
+        )
+    return None, embeds, torch.zeros_like(embeds) if negative is None else negative
 
 
 def _check_accepted(kind: PipelineKind, arguments: dict[str, Any], accepted: Any) -> None:
