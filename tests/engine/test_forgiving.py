@@ -18,9 +18,9 @@ import forerun
 from forerun.core import Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.ngram import NgramDrafter
-from forerun.engine.compatibility import EngineOptions, EngineSettings
 from forerun.engine.engine import Engine
 from forerun.engine.resolve import ELSEWHERE, LoadOptions
+from forerun.engine.settings import EngineOptions, EngineSettings
 from forerun.errors import CheckpointError, ConfigError, ForerunError, UnknownNameError
 from forerun.models import Checkpoint, Placement, load_model
 from forerun.policies import make_policy

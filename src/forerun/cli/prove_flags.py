@@ -15,7 +15,7 @@ from forerun.cli.flags import (
 )
 from forerun.cli.options import Option
 from forerun.cli.param_types import FileName
-from forerun.engine.compatibility import EngineSettings
+from forerun.engine.settings import EngineSettings
 from forerun.params import SamplingParams
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, PARTS, Effort
 

@@ -10,15 +10,6 @@ from typing import Any, Self, Unpack, overload
 from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
-from forerun.engine.compatibility import (
-    EngineOptions,
-    EngineSettings,
-    Sealed,
-    check_engine,
-    check_hook,
-    check_part,
-    refuse_unknown,
-)
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
 from forerun.engine.parts import NoDrafter, NoPolicy, OnExplained, OnRound, OnTimed, Parts
@@ -27,6 +18,15 @@ from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sessions import Sessions
+from forerun.engine.settings import (
+    EngineOptions,
+    EngineSettings,
+    Sealed,
+    check_engine,
+    check_hook,
+    check_part,
+    refuse_unknown,
+)
 from forerun.engine.stream import Added, Stream, follow, follow_plain, run_all
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, shown
@@ -49,7 +49,7 @@ class Engine(Sealed):
         policy: decides how far to speculate; None makes the one that the config names.
         tokenizer: for text prompts, text output and stop strings; not needed for token ids.
         randomness: source of random numbers; tests pass one that keeps a record.
-        options: fields of `forerun.engine.compatibility.EngineSettings` by name: `eos_token_ids`,
+        options: fields of `forerun.engine.settings.EngineSettings` by name: `eos_token_ids`,
             which end a text; `max_batch_size`, requests that run at once; `max_context`, most prompt
             and output tokens of a request; `prefix_reuse`; `compression`; `sampling_defaults`.
 

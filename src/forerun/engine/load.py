@@ -15,9 +15,9 @@ from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
-from forerun.engine.compatibility import EngineSettings, check_part
 from forerun.engine.engine import Engine
 from forerun.engine.resolve import LoadOptions, Resolved, Speculative, name_of, resolve, split
+from forerun.engine.settings import EngineSettings, check_part
 from forerun.errors import ConfigError
 from forerun.heads import kind_at
 from forerun.heads.files import HeadFiles, open_head

@@ -20,9 +20,9 @@ from forerun.core import (
     Verdict,
 )
 from forerun.drafters.base import BaseDrafter
-from forerun.engine.compatibility import check_depth, new_cache
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.guarded import GuardedDrafter
+from forerun.engine.settings import check_depth, new_cache
 from forerun.randomness import Randomness
 from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO, make_rule

@@ -14,8 +14,8 @@ from forerun.contracts import Drafter, Policy
 from forerun.core import Tree
 from forerun.drafters import drafters_of
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
-from forerun.engine.compatibility import check_part, refuse_unknown
 from forerun.engine.config import SpeculativeConfig, option_names
+from forerun.engine.settings import check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
 from forerun.heads import kind_at
 from forerun.options import Text, check

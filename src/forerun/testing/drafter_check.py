@@ -21,9 +21,9 @@ from forerun.core import (
     Request,
     Tree,
 )
-from forerun.engine.compatibility import check_drafter as check_compatible
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.engine.settings import check_drafter as check_compatible
 from forerun.errors import ConfigError, ExactnessError
 from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams

@@ -15,7 +15,7 @@ from forerun.compression import Compression
 from forerun.contracts import CausalLM
 from forerun.core import Batch
 from forerun.core.batch import LogitsFor
-from forerun.engine.compatibility import new_cache
+from forerun.engine.settings import new_cache
 from forerun.models.running import PREFILL_CHUNK
 from forerun.sampling import log_probs
 
