@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from forerun.bench.tune.report import sample_of
 from forerun.cli.bench import _questions
 from forerun.cli.prove import _read_texts
-from forerun.cli.tune import _sample
 from forerun.measure.questions import read_questions
 
 KINDS = {
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[list[str]], list[str]]] = {
     "bench": lambda paths: [q.turns[0] for q in _questions({"prompts": paths, **BENCH})],
     "prove": lambda paths: _read_texts({"prompts": paths}),
     "train data": lambda paths: [q.turns[0] for q in read_questions(paths)],
-    "tune": lambda paths: [q.turns[0] for q in _sample(paths, 99)],
+    "tune": lambda paths: [q.turns[0] for q in sample_of(paths, 99)],
 }
 
 

@@ -46,14 +46,18 @@ DIFFUSION = {
 }
 COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
     "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
-    "bench kv": (
-        "forerun.cli.bench_kv",
+    "bench kv": Row(
+        "forerun.bench.kv.request",
         "What each setting of the cache costs in quality, and what it saves.",
+        example="forerun bench kv -m smollm2 --methods h2o,snapkv --contexts 1k",
+        assumed="all methods of eviction, with SmolLM2",
+        files=("plot",),
     ),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
-    "check": (
-        "forerun.cli.check",
+    "check": Row(
+        "forerun.export.requests:check",
         "Does a trained head load in other engines, and draft as trained?",
+        example="forerun check ./my-head --model smollm2 --engines vllm,sglang",
     ),
     "demo": ("forerun.cli.demo", "Three questions, answered with speculation and without."),
     "diffusion": Group(
@@ -61,7 +65,11 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "Diffusion models of diffusers with fewer network passes, one way of them exact.",
         DIFFUSION,
     ),
-    "export": ("forerun.cli.export", "Write a trained head as other engines load it."),
+    "export": Row(
+        "forerun.export.requests:export",
+        "Write a trained head as other engines load it.",
+        example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
+    ),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
     "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
     "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
@@ -81,7 +89,11 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         torch=False,
     ),
     "train": ("forerun.cli.train", "Train drafters for a model, from the model's own answers."),
-    "tune": ("forerun.cli.tune", "Which drafter and length to use for a model and your prompts."),
+    "tune": Row(
+        "forerun.bench.tune.request",
+        "Which drafter and length to use for a model and your prompts.",
+        example="forerun tune --model smollm2 --prompts mine.txt --output tuned.toml",
+    ),
 }
 
 WRONG_USE = 2

@@ -20,7 +20,7 @@ from forerun.errors import ConfigError
 from forerun.options import changes, known, options
 from forerun.registry import Registry
 
-__all__ = ["METHODS", "NO_COMPRESSION", "Compression", "Method"]
+__all__ = ["METHODS", "NO_COMPRESSION", "Compression", "KeptTokens", "Method"]
 
 METHODS = Registry(
     "kv_method",
@@ -36,7 +36,23 @@ METHODS = Registry(
 
 
 @options
-class Compression:
+class KeptTokens:
+    """Tokens of a target's cache that no eviction takes, and how often it takes others."""
+
+    kv_recent: int = Field(
+        default=128, ge=1, le=2**31, description="Newest tokens that always stay."
+    )
+    kv_sinks: int = Field(default=4, ge=0, le=2**31, description="First tokens that always stay.")
+    kv_interval: int = Field(
+        default=64,
+        ge=1,
+        le=2**31,
+        description="Tokens from one eviction to the next; meanwhile the cache grows beyond its budget.",
+    )
+
+
+@options
+class Compression(KeptTokens):
     """Settings of the eviction from the target's cache, if any; eviction changes the output."""
 
     kv_method: Annotated[str | None, known("kv_method", METHODS.names)] = Field(
@@ -55,16 +71,6 @@ class Compression:
         ge=0.0,
         lt=1.0,
         description="Share of the prompt's tokens that is evicted once it has been read.",
-    )
-    kv_recent: int = Field(
-        default=128, ge=1, le=2**31, description="Newest tokens that always stay."
-    )
-    kv_sinks: int = Field(default=4, ge=0, le=2**31, description="First tokens that always stay.")
-    kv_interval: int = Field(
-        default=64,
-        ge=1,
-        le=2**31,
-        description="Tokens from one eviction to the next; meanwhile the cache grows beyond its budget.",
     )
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ def export_head(
     if found:
         reasons = "; ".join(dict.fromkeys(finding.problem for finding in found))
         raise UnsupportedModelError(
-            f"{head.name} cannot be exported faithfully: {reasons}. Name with --for the engines that "
+            f"{head.name} cannot be exported faithfully: {reasons}. Name with --engines the engines that "
             "need to load it, or train without what they lack."
         )
     return result

@@ -21,6 +21,11 @@ MOST_BYTES = 2**31
 _KEYS = ("prompt", "question", "text")
 _READ = ("system", "user", "assistant")
 _LINES = ".jsonl"
+FILES = (
+    "JSON lines (turns, messages, prompt, question or text; also .gz), text with one a line, or a folder of "
+    "such files and of texts that are one each."
+)
+"""Help of an option that names files of questions."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def row(setting: str, **changes: Any) -> KvRow:
 
 
 def answers(*rows: KvRow) -> list[str]:
-    return list(map(str, report_of(rows, {}, {}).answers))
+    return list(map(str, report_of(rows).answers))
 
 
 def test_the_smallest_of_the_good_settings_is_named() -> None:
@@ -51,14 +51,14 @@ def test_where_none_is_good_the_nearest_is_named() -> None:
 
 
 def test_the_full_cache_alone_needs_no_words() -> None:
-    result = report_of([row("full")], {}, {})
+    result = report_of([row("full")])
     assert not result.answers
     assert [chart.title for chart in result.charts] == ["Needles"]
 
 
 def test_contexts_are_tables_and_points_of_curves() -> None:
     rows = [row(name, context=size) for size in (512, 1024) for name in ("full", "h2o")]
-    result = report_of(rows, {}, {})
+    result = report_of(rows)
     names = [[line[0].text for group in table.groups for line in group] for table in result.tables]
     assert names == [["full", "h2o"], ["full", "h2o"], ["full", "full", "h2o", "h2o"]]
     marks = {line[0].text: line[0].mark for group in result.tables[0].groups for line in group}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.kv.request import FULL, Request, settings_of
-from forerun.compression import METHODS
+from forerun.bench.kv.request import FULL, KvRequest, settings_of
+from forerun.compression import METHODS, KeptTokens
 from forerun.errors import ConfigError, UnknownNameError
 
 
 def labels(**options: Any) -> list[str]:
-    return [setting.label for setting in settings_of(Request(**options), {})]
+    return [setting.label for setting in settings_of(KvRequest(**options))]
 
 
 def test_every_method_is_crossed_with_every_size() -> None:
@@ -24,8 +24,8 @@ def test_every_method_is_crossed_with_every_size() -> None:
 
 
 def test_a_precision_is_a_model_of_its_own() -> None:
-    request = Request(kv_dtypes=("int8",), methods=("h2o",), ratios=(0.5,))
-    full, coded, evicting = settings_of(request, {})
+    request = KvRequest(kv_dtypes=("int8",), methods=("h2o",), ratios=(0.5,))
+    full, coded, evicting = settings_of(request)
     assert coded.load == coded.model == {"kv_dtype": "int8"}
     assert full.model == evicting.model == {}
 
@@ -43,14 +43,20 @@ def test_combined_is_every_method_in_every_precision_too() -> None:
         f"h2o ratio {ratio}, {dtype}" for ratio in (0.5, 0.75) for dtype in ("int8", "int4")
     }
     assert len(found) == len(apart) + 4
-    both = settings_of(Request(**options, combined=True), {})[-1]
+    both = settings_of(KvRequest(**options, combined=True))[-1]
     assert both.model == {"kv_dtype": "int4"}
     assert both.load["compression"] == {"kv_method": "h2o", "kv_compression_ratio": 0.75}
 
 
 def test_a_setting_is_what_load_takes() -> None:
     full, setting = settings_of(
-        Request(kv_dtypes=(), methods=("h2o",), ratios=(), budgets=(64,)), {"kv_recent": 8}
+        KvRequest(
+            kv_dtypes=(),
+            methods=("h2o",),
+            ratios=(),
+            budgets=(64,),
+            kept=KeptTokens(kv_recent=8),
+        )
     )
     assert dict(full.load) == {}
     assert not full.compression.is_on
@@ -71,10 +77,10 @@ def test_a_setting_is_what_load_takes() -> None:
 )
 def test_what_cannot_be_measured_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=message):
-        Request(**options)
+        KvRequest(**options)
 
 
 def test_a_budget_below_what_always_stays_names_the_numbers() -> None:
-    request = Request(methods=("h2o",), ratios=(), budgets=(64,))
+    request = KvRequest(methods=("h2o",), ratios=(), budgets=(64,))
     with pytest.raises(ConfigError, match="kv_budget is 64 and 4 sinks with 128 recent"):
-        settings_of(request, {"kv_recent": 128, "kv_sinks": 4})
+        settings_of(request)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from forerun.bench.kv.reading import CacheReading, Score, TimedToken
-from forerun.bench.kv.request import LONGEST_QUESTION, Request, Setting
+from forerun.bench.kv.request import LONGEST_QUESTION, KvRequest, Setting
 from forerun.bench.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
@@ -61,7 +61,7 @@ class KvRow:
 
 
 class KvEngines:
-    """Engines by setting; those of settings that differ in what is evicted share a model.
+    """KvEngines by setting; those of settings that differ in what is evicted share a model.
 
     Args:
         load: loads an engine, given the arguments of a setting.
@@ -88,7 +88,7 @@ class KvEngines:
 
 
 def measure(
-    request: Request, settings: Sequence[Setting], engines: KvEngines, text: str
+    request: KvRequest, settings: Sequence[Setting], engines: KvEngines, text: str
 ) -> Iterator[KvRow]:
     """All settings at all contexts; of each context the first setting is what others are compared with.
 
@@ -116,7 +116,7 @@ def measure(
     report("tokens of prompts", total, total)
 
 
-def _stacks(request: Request, engine: Engine, text: str) -> list[Haystack]:
+def _stacks(request: KvRequest, engine: Engine, text: str) -> list[Haystack]:
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise ConfigError("the texts need a tokenizer; give a model that has one.")
@@ -146,7 +146,7 @@ class _Reader:
 
     def __init__(
         self,
-        request: Request,
+        request: KvRequest,
         setting: Setting,
         engine: Engine,
         stack: Haystack,

@@ -3,37 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
-from forerun.bench.kv.measure import KvRow
-from forerun.bench.kv.request import FULL
+from forerun.bench.kv.measure import KvEngines, KvRow, measure
+from forerun.bench.kv.request import FULL, KvRequest, settings_of
+from forerun.bench.kv.texts import prose
+from forerun.contracts import CausalLM
 from forerun.core import Exactness
-from forerun.files import size_text
+from forerun.engine.load import load
+from forerun.errors import ConfigError, PromptError
+from forerun.files import read_text, size_text
+from forerun.progress import say
 from forerun.report.chart import Chart, Curves, Line
-from forerun.report.result import Result
+from forerun.report.result import Interrupted, Result
 from forerun.report.table import Cell, Mark, Table, long_table
 
 # Of perplexity, that a setting may cost and still be called as good.
 _LITTLE = 1.02
 
 
-def report_of(
-    rows: Sequence[KvRow], settings: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Result:
-    """The result of the command.
+def answer(request: KvRequest) -> Result:
+    """The result of the command; see `forerun.bench.kv.request.run`."""
+    settings, text = settings_of(request), _text(request.text)
+    checkpoint = request.model.open()
+    longest = checkpoint.summary.max_context
+    if request.longest > longest:
+        raise ConfigError(
+            f"--contexts go up to {max(request.contexts)}, with what follows {request.longest} tokens; the "
+            f"context of {checkpoint.name} is {longest}. Give shorter ones."
+        )
+    place = request.model
+    engines = KvEngines(
+        partial(
+            load,
+            checkpoint,
+            False,
+            dtype=place.dtype,
+            device=place.device,
+            backend=place.backend,
+            max_context=request.longest,
+        )
+    )
+    rows: list[KvRow] = []
+    target = engines.of(settings[0]).target
+    try:
+        for row in measure(request, settings, engines, text):
+            rows.append(row)
+    except KeyboardInterrupt:
+        say("interrupted: this is what was measured until then")
+        raise (Interrupted(_result(rows, target)) if rows else KeyboardInterrupt()) from None
+    return _result(rows, target)
 
-    Args:
-        settings: all options, for `--json`.
-        facts: what applies to all rows.
-    """
+
+def _text(file: str | None) -> str:
+    return prose() if file is None else read_text(file, "text", PromptError)
+
+
+def _result(rows: Sequence[KvRow], target: CausalLM) -> Result:
+    facts = {"model": target.name, "precision": target.precision}
+    return replace(report_of(rows), facts=facts, device=target.device)
+
+
+def report_of(rows: Sequence[KvRow]) -> Result:
+    """Answers, tables and charts of measured settings."""
     return Result(
         mode="kv",
-        settings=settings,
         rows=[asdict(row) for row in rows],
         tables=list(_tables(rows)),
         charts=list(_charts(rows)),
-        facts=facts,
         answers=list(_answers(rows)),
         notes=[
             "perplexity is that of the tokens behind the prompt, read as the engine decodes; a needle counts "

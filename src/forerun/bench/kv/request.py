@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from forerun.compression import METHODS, Compression
+from forerun.compression import METHODS, Compression, KeptTokens
+from forerun.engine.model_options import ModelOptions
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.options import options, pick
+from forerun.options import UNIQUE, FileName, changes, option, options, part, pick
+
+if TYPE_CHECKING:
+    from forerun.report.result import Result
 
 MOST_CONTEXT = 1 << 20
 FULL = "full"
@@ -22,17 +26,22 @@ _Budget = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
 
 
 @options
-class Request:
-    """Settings of the cache to measure, and the texts to measure them on.
+class KvRequest:
+    """Find out what each setting of the cache costs in quality, and what it saves.
 
-    Raises:
-        ConfigError: for a number out of range, or no setting beside the full cache.
-        UnknownNameError: for a method that does not exist.
+    Reads prompts of several lengths with the full cache, with one of int8 and int4, and with every method of
+    eviction, and measures
+    perplexity of what follows, which numbers hidden in the prompt are found, memory and tokens a second.
+    All is generated or comes with Python; nothing is downloaded. Takes minutes with SmolLM2.
     """
 
-    methods: tuple[str, ...] = Field(
+    model: ModelOptions = part(
+        default=ModelOptions(model="smollm2"), section="Model", without=("max_context", "kv_dtype")
+    )
+    methods: tuple[str, ...] = option(
         default=(),
         description="Methods of eviction, such as h2o,snapkv; all by default, none for precisions alone.",
+        section="Settings (lists: 0.5,0.75; integers also 4k)",
     )
     kv_dtypes: tuple[str, ...] = Field(
         default=("int8", "int4"),
@@ -41,21 +50,26 @@ class Request:
     combined: bool = Field(
         default=False, description="Measure each method in each of --kv-dtypes too."
     )
-    ratios: tuple[_Ratio, ...] = Field(
+    ratios: Annotated[tuple[_Ratio, ...], UNIQUE] = Field(
         default=(0.5, 0.75), description="Shares of the prompt that are evicted after it."
     )
-    budgets: tuple[_Budget, ...] = Field(
+    budgets: Annotated[tuple[_Budget, ...], UNIQUE] = Field(
         default=(), description="Budgets in tokens, after the prompt and while decoding."
     )
-    contexts: tuple[_Context, ...] = Field(
+    contexts: Annotated[tuple[_Context, ...], UNIQUE] = Field(
         default=(512, 1024, 2048), description="Tokens of the prompt."
     )
-    depths: tuple[_Share, ...] = Field(
+    depths: Annotated[tuple[_Share, ...], UNIQUE] = Field(
         default=(0.1, 0.3, 0.5, 0.7, 0.9),
         description="Where in the prompt needles lie: 0 at its beginning, 1 at its end.",
     )
-    needles: int = Field(
-        default=1, ge=1, le=64, description="Needles at each depth, each with its question."
+    kept: KeptTokens = part(default=KeptTokens)
+    needles: int = option(
+        default=1,
+        ge=1,
+        le=64,
+        description="Needles at each depth, each with its question.",
+        section="Text",
     )
     scored_tokens: int = Field(
         default=256, ge=1, le=MOST_CONTEXT, description="Tokens behind the prompt that are scored."
@@ -67,6 +81,9 @@ class Request:
         description="Of these, how many are run one by one, in turns with the full cache, and timed.",
     )
     seed: int = Field(default=0, ge=0, le=2**31, description="Of the needles.")
+    text: FileName | None = Field(
+        default=None, description="A file to read instead of Python's help on its topics."
+    )
 
     def __post_init__(self) -> None:
         for name in () if self.methods == NO_METHOD else self.methods:
@@ -113,17 +130,26 @@ class Setting:
         return {name: value for name, value in self.load.items() if name != "compression"}
 
 
-def settings_of(request: Request, common: Mapping[str, Any]) -> list[Setting]:
-    """The full cache, then all others.
+def run(request: KvRequest) -> Result:
+    """Each setting of the cache, beside the full one.
 
-    Args:
-        common: options of `Compression` that all methods share, such as the tokens that always stay.
+    Raises:
+        ConfigError: for contexts that the model does not have.
+        Interrupted: with the rows until then.
+    """
+    from forerun.bench.kv.report import answer
+
+    return answer(request)
+
+
+def settings_of(request: KvRequest) -> list[Setting]:
+    """The full cache, then all others.
 
     Raises:
         ConfigError: for a budget that the tokens that always stay exceed.
     """
     precisions = [Setting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes]
-    evicting = list(_evicting(request, common))
+    evicting = list(_evicting(request))
     both = [
         Setting(f"{one.label}, {name}", {**one.load, "kv_dtype": name})
         for one in evicting
@@ -132,7 +158,7 @@ def settings_of(request: Request, common: Mapping[str, Any]) -> list[Setting]:
     return [Setting(FULL), *precisions, *evicting, *both]
 
 
-def _evicting(request: Request, common: Mapping[str, Any]) -> Iterator[Setting]:
+def _evicting(request: KvRequest) -> Iterator[Setting]:
     if request.methods == NO_METHOD:
         return
     for method in request.methods or METHODS.names():
@@ -141,6 +167,6 @@ def _evicting(request: Request, common: Mapping[str, Any]) -> Iterator[Setting]:
             *((f"budget {budget}", {"kv_budget": budget}) for budget in request.budgets),
         ]
         for label, size in sizes:
-            compression = {"kv_method": method, **common, **size}
+            compression = {"kv_method": method, **changes(request.kept), **size}
             pick(Compression, compression)
             yield Setting(f"{method} {label}", {"compression": compression})

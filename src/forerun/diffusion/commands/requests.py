@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -45,7 +45,7 @@ class Conditions:
     threads: int | None = Field(
         default=None, ge=1, description="Threads of the CPU; torch's own number unless given."
     )
-    labels: tuple[int, ...] = option(
+    labels: tuple[Annotated[int, Field(ge=-1, le=2**31)], ...] = option(
         default=(),
         description="Labels of the samples, such as 3,4,6, in turn; all of 0 to 9 unless given.",
         section="Sampling",

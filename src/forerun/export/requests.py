@@ -1,0 +1,170 @@
+"""Requests of `forerun check` and `forerun export`: a trained head for other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from forerun.engine.model_options import ModelOptions
+from forerun.files import size_text
+from forerun.options import FileName, Text, option, options, part
+from forerun.report.result import Result, Sentence
+
+if TYPE_CHECKING:
+    from forerun.export.check import Examination
+
+DEFECT_FOUND = 1
+_TARGET = "The target; left out, the one that the head names in forerun.json."
+_ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
+
+
+@options
+class CheckRequest:
+    """Check a trained head for other engines.
+
+    HEAD is a directory or a hub id. Its config and tensors are checked for everything that engines
+    are known to refuse, or to take without a word for something else. Then its forward is run on 64
+    tokens of the target as each engine reads it, beside the forward that was trained. Exit code 1
+    where an engine does not load it or drafts otherwise.
+    """
+
+    head: Text = option(
+        description="The head, a directory or a hub id.", section="Model", argument=True
+    )
+    model: Text | None = Field(default=None, description=_TARGET)
+    place: ModelOptions = part(default=ModelOptions, section="Model", without=_ELSEWHERE)
+    engines: tuple[str, ...] = option(
+        default=("vllm", "sglang", "llama.cpp"),
+        description="The engines to check for.",
+        section="Engines",
+    )
+    replay: bool = Field(default=True, description="Run the target and the head on 64 tokens.")
+
+
+@options
+class ExportRequest:
+    """Export a trained head to other engines.
+
+    HEAD is a directory or a hub id. eagle3 and dspark are layouts that vLLM, SGLang and llama.cpp
+    all load; speculators is the format of that library, which vLLM and llama.cpp read. What an
+    engine would not load, or would read otherwise, is refused with the reason. Nothing is written
+    over what is there.
+    """
+
+    head: Text = option(
+        description="The head, a directory or a hub id.", section="Layout", argument=True
+    )
+    to: Literal["eagle3", "dspark", "speculators"] = option(
+        description="The layout to write: eagle3, dspark or speculators."
+    )
+    output: FileName = option(description="The directory to write; it must not exist, or be empty.")
+    verifier: Text | None = Field(
+        default=None,
+        description="The target's id on the hub, which speculators names; left out, where it was loaded "
+        "from.",
+    )
+    model: Text | None = option(default=None, description=_TARGET, section="Model")
+    place: ModelOptions = part(default=ModelOptions, section="Model", without=_ELSEWHERE)
+    engines: tuple[str, ...] = option(
+        default=(),
+        description="The engines that must load it; all of the layout's.",
+        section="Engines",
+    )
+
+
+def check(request: CheckRequest) -> Result:
+    """Defects that engines would find in a head, and its drafts in each of them.
+
+    Raises:
+        ForerunError: for a head, a target or an engine that is not known.
+    """
+    from forerun.export.check import HeadAndTarget
+    from forerun.export.findings import engines_named
+
+    engines = engines_named(",".join(request.engines))
+    pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
+    placement = request.place.placement
+    found = pair.examine(engines, pair.load(placement) if request.replay else None)
+    content = _content(found, engines)
+    skipped = content["replay_skipped"]
+    return Result(
+        content=content,
+        answers=list(_in_words(content)),
+        notes=[f"not run: {skipped}"] if skipped else [],
+        exit_code=0 if found.clean else DEFECT_FOUND,
+        device=pair.checkpoint.run_config(placement).device,
+    )
+
+
+def _content(found: Examination, engines: tuple[str, ...]) -> dict[str, Any]:
+    from forerun.export.findings import VERSIONS
+
+    return {
+        "head": found.head.name,
+        "kind": found.head.kind,
+        "model": found.target.name,
+        "engines": {engine: VERSIONS[engine] for engine in engines},
+        "clean": found.clean,
+        "findings": [dict(vars(finding)) for finding in found.findings],
+        "replays": [dict(vars(result)) for result in found.replays],
+        "replay_skipped": found.skipped or None,
+    }
+
+
+def _in_words(content: dict[str, Any]) -> Iterator[str]:
+    yield f"{content['kind']} head for {content['model']}"
+    for result in content["replays"]:
+        version = content["engines"][result["engine"]]
+        yield f"{result['engine']} {version}: {result['verdict']}{_figures(result)}"
+    for finding in content["findings"]:
+        text = f"{finding['problem']}; {finding['remedy']}"
+        yield f"{finding['severity']:<5}  {finding['engine']:<9}  {text}"
+    if not content["findings"] and not content["replays"]:
+        yield "nothing found"
+
+
+def _figures(result: dict[str, Any]) -> str:
+    """Measurements in an engine that loads the head."""
+    if result["agreement"] is None:
+        return ""
+    return (
+        f" ({result['agreement']:.0%} the same drafts; {result['hits']:.0%} are the target's own tokens, "
+        f"{result['trained_hits']:.0%} as trained)"
+    )
+
+
+def export(request: ExportRequest) -> Result:
+    """A head in another layout, written to a directory.
+
+    Raises:
+        ForerunError: for a head that cannot be exported faithfully, or a directory that is in use.
+    """
+    from forerun.errors import CheckpointError
+    from forerun.export.check import HeadAndTarget
+    from forerun.export.export import describe, export_head, write_export
+    from forerun.export.findings import engines_named
+    from forerun.files import read_text
+    from forerun.heads.files import CARD
+
+    engines = engines_named(",".join(request.engines)) if request.engines else ()
+    pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
+    model = pair.load(request.place.placement)
+    lean, _ = pair.head.without_copies(model)
+    verifier = pair.verifier(model, request.verifier)
+    result = export_head(lean, pair.target, request.to, verifier, engines)
+    card = Path(request.head) / CARD
+    about = read_text(card, "card", CheckpointError) if card.is_file() else ""
+    write_export(result, Path(request.output), request.to, about)
+    content = {
+        "head": request.head,
+        "model": pair.target.name,
+        "layout": request.to,
+        "output": request.output,
+        **describe(result, request.to),
+    }
+    text = f"{content['output']}: {size_text(content['weight_bytes'])} of weights"
+    read = [f"{name} reads {size_text(n)} of them" for name, n in content["bytes_read"].items()]
+    return Result(content=content, answers=[Sentence(text, read)], device=model.device)
