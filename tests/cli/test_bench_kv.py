@@ -123,7 +123,7 @@ def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
     refused(run(cli, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")
     refused(run(cli, "--contexts", "20000"), "--contexts go up to 20000", "16384")
     refused(run(cli, "--ratios", "0"), "ratios")
-    refused(run(cli, "--timed-tokens", "13"), "timed_tokens is 13 of 12")
+    refused(run(cli, "--timed-tokens", "13"), "timed-tokens is 13 of 12")
     short = write("short.txt", "two words")
     result = run(cli, "--text", short)
     assert result.exit_code == 2

@@ -62,12 +62,12 @@ def test_a_head_that_one_engine_misreads(cli: Cli, target: str, tmp_path: Path) 
     assert result.exit_code == 1
     assert "because SGLang ignores norm_before_residual=true" in result.stdout
     assert "wrong  sglang" in result.stdout
-    assert cli.run("check", head, "--model", target, "--for", "vllm,llama.cpp").exit_code == 0
+    assert cli.run("check", head, "--model", target, "--engines", "vllm,llama.cpp").exit_code == 0
 
 
 def test_the_object(cli: Cli, target: str, tmp_path: Path) -> None:
     head = saved(tmp_path / "head", norm_output=True)
-    result = cli.run("check", head, "--model", target, "--for", "llama.cpp", "--json")
+    result = cli.run("check", head, "--model", target, "--engines", "llama.cpp", "--json")
     assert result.exit_code == 1
     content = json.loads(result.stdout)
     assert content["schema_version"] == 1
@@ -102,7 +102,7 @@ def test_wrong_use(cli: Cli, target: str, tmp_path: Path) -> None:
     head = saved(tmp_path / "head")
     refused(cli.run("check"), "HEAD", "For example: forerun check")
     refused(cli.run("check", head), "--model")
-    refused(cli.run("check", head, "--model", target, "--for", "vlm"), "'vlm'", "'vllm'")
+    refused(cli.run("check", head, "--model", target, "--engines", "vlm"), "'vlm'", "'vllm'")
     refused(cli.run("check", str(tmp_path / "none"), "--model", target), "none")
     refused(cli.run("check", target, "--model", target), "EAGLE-3, DSpark and Medusa")
     refused(cli.run("export", head, "--model", target, "--to", "eagle3"), "--output")
@@ -122,9 +122,9 @@ def test_an_export_and_its_check(cli: Cli, target: str, tmp_path: Path) -> None:
 def test_an_export_that_would_draft_otherwise(cli: Cli, target: str, tmp_path: Path) -> None:
     head, out = saved(tmp_path / "head", norm_output=True), str(tmp_path / "out")
     command = ("export", head, "--model", target, "--to", "eagle3", "--output", out)
-    refused(cli.run(*command), "faithfully", "llama.cpp ignores norm_output=true", "--for")
+    refused(cli.run(*command), "faithfully", "llama.cpp ignores norm_output=true", "--engines")
     assert not Path(out).exists()
-    assert cli.run(*command, "--for", "vllm,sglang", "--json").exit_code == 0
+    assert cli.run(*command, "--engines", "vllm,sglang", "--json").exit_code == 0
     assert "Exported as eagle3" in (Path(out) / "README.md").read_text("utf-8")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from forerun.cli.groups import every_command
 from forerun.cli.main import application
+from forerun.cli.requests import Value
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -175,12 +176,18 @@ def test_many_lines_become_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused(cli.generate(*PROMPT)) == "forerun: error: first second"
 
 
+def _takes_numbers(kind: click.ParamType[Any]) -> bool:
+    if not isinstance(kind, Value):
+        return kind.name.startswith(("integer", "float", "list", "ids", "layers"))
+    return kind.flag.inner.get("items", kind.flag.inner).get("type") in ("integer", "number")
+
+
 def numeric_options() -> list[Any]:
     """Every option of every command that takes numbers; slow where an earlier command has it."""
     options, met = [], set[tuple[str, str]]()
     for words, command in every_command(application):
         for param in command.params:
-            numbers = param.type.name.startswith(("integer", "float", "list", "ids", "layers"))
+            numbers = _takes_numbers(param.type)
             # --prompt-tokens cuts longer prompts, --threads counts the cores: any number will do.
             any_will_do = param.name in ("prompt_tokens", "threads")
             if isinstance(param, click.Option) and numbers and not any_will_do:
