@@ -61,6 +61,7 @@ def unpack(paths: Sequence[Path], file: Path) -> int:
     """
     count = 0
     with atomic_path(file) as temporary, temporary.open("w", encoding="utf-8") as lines:
+        lines.write(f"{json.dumps({RECORDS.mark: RECORDS.version})}\n")
         for path in paths:
             for record in _read(path):
                 lines.write(f"{json.dumps(record)}\n")
