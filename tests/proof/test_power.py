@@ -11,7 +11,7 @@ from scipy import optimize
 
 from forerun.proof.power import FAMILIES, POWER, Limit, limits
 from forerun.proof.score_tests import SampledRows, ScoreTests, assign_groups
-from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
+from forerun.theory.goodness_of_fit import drawn_to, favoured, mean_total_variation, sharpened
 from forerun.theory.inputs import Floats
 
 VOCAB, COUNT, LEVEL, SECOND = 24, 2500, 0.01, 2

@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
 from forerun.theory.goodness_of_fit import (
     ScoreTest,
+    drawn_to,
+    favoured,
     group_scores,
     holm,
     mass_before,
     mean_smooth_scores,
+    mean_total_variation,
     power,
+    sharpened,
     smooth_scores,
     transform,
 )

@@ -10,8 +10,14 @@ import numpy as np
 from scipy import optimize
 
 from forerun.proof.score_tests import SampledRows, ScoreTests
-from forerun.theory.alternatives import drawn_to, favoured, mean_total_variation, sharpened
-from forerun.theory.goodness_of_fit import mean_smooth_scores, power
+from forerun.theory.goodness_of_fit import (
+    drawn_to,
+    favoured,
+    mean_smooth_scores,
+    mean_total_variation,
+    power,
+    sharpened,
+)
 from forerun.theory.inputs import Floats
 
 POWER = 0.9

@@ -170,11 +170,11 @@ class Sampling(Sampler):
 
 
 NUM_DRAFT_STEPS: Any = Field(
-    default=8, description="speculative: denoising steps drafted a round at most."
+    default=8, description="speculative: most denoising steps drafted a round."
 )
 DRAFT: Any = Field(
     default="frozen",
-    description="speculative: as if the clean sample found last stayed, or went on changing.",
+    description="speculative: the draft keeps the last clean sample (frozen), or extrapolates the last two.",
 )
 OWN: dict[str, tuple[str, ...]] = {
     "cfg_cache": ("cfg_interval", "cfg_drift_bound", "cfg_extrapolate"),
@@ -197,7 +197,7 @@ class Methods:
     )
     cfg_interval: StepInterval | None = Field(
         default=None,
-        description="cfg_cache: both halves run at every n-th step at the least.",
+        description="cfg_cache: both halves run at least at every n-th step.",
     )
     cfg_drift_bound: DriftBound | None = Field(
         default=None,
@@ -206,25 +206,25 @@ class Methods:
     )
     cfg_extrapolate: bool = Field(
         default=True,
-        description="cfg_cache: go on with the change between full steps, or keep the last.",
+        description="cfg_cache: extrapolate the last two full steps, instead of repeating the last.",
     )
     feature_interval: StepInterval = Field(
         default=2, description="feature_cache: deep levels run at every n-th step."
     )
     key_interval: StepInterval = Field(
-        default=5, description="key_frames: every n-th frame is one."
+        default=5, description="key_frames: every n-th frame is a key frame."
     )
     refine_steps: RefineSteps = Field(
         default=8, description="key_frames: last steps that all frames take together."
     )
     refine_stride: StepInterval = Field(
-        default=1, description="key_frames: how many of the schedule's steps one of these takes."
+        default=1, description="key_frames: steps of the schedule in one of these last steps."
     )
     interpolation: Interpolation = Field(
-        default="slerp", description="key_frames: of the latents between."
+        default="slerp", description="key_frames: interpolation of the latents between key frames."
     )
     choose: Literal["fixed", "motion"] = Field(
-        default="fixed", description="key_frames: evenly spaced, or by equal motion."
+        default="fixed", description="key_frames: chosen evenly spaced, or by equal motion."
     )
     num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
     draft: DraftKind = DRAFT
