@@ -176,6 +176,16 @@ def test_how_to_speculate_goes_by_name_as_on_the_command_line(saved: Path) -> No
     }
 
 
+def test_type_checkers_see_misspelt_options(saved: Path) -> None:
+    """As do these lines: an error that they ignore and that is not there would be one itself."""
+    with pytest.raises(UnknownNameError, match="Did you mean 'method'"):
+        forerun.load(saved, methd="ngram")  # type: ignore[call-arg]
+    with pytest.raises(UnknownNameError, match="Did you mean 'max_context'"):
+        Engine(TARGET, max_contxt=9)  # type: ignore[call-arg]
+    with pytest.raises(UnknownNameError, match="Did you mean 'temperature'"):
+        Engine(TARGET).generate(PROMPT, temperatur=0)  # type: ignore[call-overload]
+
+
 def test_type_checkers_know_the_settings_of_an_engine() -> None:
     assert EngineOptions.__annotations__.keys() == {field.name for field in fields(EngineSettings)}
 
