@@ -71,6 +71,7 @@ def test_a_device_that_is_none_refuses_what_a_gpu_refuses(tmp_path: Path) -> Non
     assert of_kind(rows, "summary")[0]["passed"] >= 5
 
 
+@pytest.mark.slow
 def test_check_ends_with_its_seconds_and_names_what_was_not_run(tmp_path: Path) -> None:
     rows = run("check", tmp_path, 8, "--device", "pretend", "--select", "law or refused_off")
     [summary] = of_kind(rows, "summary")

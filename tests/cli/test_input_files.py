@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import Cli, Write
+from tests.helpers.covering import covering
 from tests.helpers.refusals import refused
 
 PROMPT = ("--prompt", "def add")
@@ -45,11 +46,16 @@ def test_a_file_longer_than_memory(cli: Cli, name: str, tmp_path: Path) -> None:
     refused(command(cli, name, str(path)), str(path))
 
 
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("path", ["x" * 300, "x/" * 3000, "~nobody-here/x", "/", "line\nbreak"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        case
+        for case in covering(INPUTS, ["x" * 300, "x/" * 3000, "~nobody-here/x", "/", "line\nbreak"])
+        # They may be folders.
+        if case.values not in (("corpus", "/"), ("prompts", "/"))
+    ],
+)
 def test_names_that_no_file_has(cli: Cli, name: str, path: str) -> None:
-    if path == "/" and name in ("corpus", "prompts"):
-        pytest.skip("they may be folders")
     refused(command(cli, name, path))
 
 

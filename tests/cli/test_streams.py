@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,11 @@ def shell(command: str, redirection: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_device(command: str) -> None:
     done = shell(command, ">/dev/full")
     assert (done.returncode, done.stderr) == (2, FULL)
-    assert shell(command, ">/dev/full 2>/dev/full").returncode == 2
+
+
+@needs_full
+def test_full_devices_for_output_and_talk() -> None:
+    assert shell("simulate --json", ">/dev/full 2>/dev/full").returncode == 2
 
 
 @pytest.mark.parametrize("command", ["--help", "simulate --json"])
@@ -39,14 +44,22 @@ def test_a_closed_output(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["--help", "simulate --json"])
 def test_a_reader_who_left(command: str) -> None:
-    done = shell(command, "| true")
-    assert (done.returncode, done.stderr) in [(141, ""), (0, "")]
+    """Before anything was written."""
+    read, write = os.pipe()
+    os.close(read)
+    program = [sys.executable, "-m", "forerun.cli.main", *command.split()]
+    done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @needs_full
-@pytest.mark.parametrize("talk", ["2>/dev/full", "2>&-"])
-def test_lost_talk_stops_nothing(talk: str) -> None:
-    assert shell("simulate", talk).stdout == shell("simulate", "2>/dev/null").stdout != ""
+def test_lost_talk_stops_nothing() -> None:
+    heard, *lost = (
+        shell("simulate", f"2>{talk}").stdout for talk in ("/dev/null", "/dev/full", "&-")
+    )
+    assert lost == [heard] * 2
+    assert heard
 
 
 @needs_full

@@ -17,6 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
+from tests.helpers.covering import covering
 from tests.helpers.tiny_models import VOCAB, tiny_model, tokens
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "gpt_neo", "moshi"]
@@ -52,8 +53,7 @@ def drafters(target: CausalLM, draft: CausalLM) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
+@pytest.mark.parametrize(("family", "sampler"), covering(FAMILIES, ["seeded", "greedy"]))
 def test_a_ragged_batch_equals_single_plain_runs(
     family: str, sampler: str, load: Callable[[str], CausalLM]
 ) -> None:

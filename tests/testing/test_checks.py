@@ -30,6 +30,7 @@ from forerun.testing import ToyModel, TreeDrafter, check_drafter, check_verifier
 from forerun.testing.verifier_check import default_cases
 from forerun.verification import RULES
 from forerun.verification.token import TokenRule
+from tests.helpers.covering import covering
 from tests.helpers.layered import LayeredToyModel
 from tests.matrix import DRAFTERS
 
@@ -113,9 +114,12 @@ def test_drawn_trees(branches: tuple[int, ...], replacement: bool) -> None:
 APPROXIMATE = {name for name, rule in RULES.items() if rule.exactness is Exactness.APPROXIMATE}
 
 
-@pytest.mark.parametrize("name", sorted({*RULES} - APPROXIMATE - {"standard"}))
-@pytest.mark.usefixtures("form")
-def test_shipped_rules(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"),
+    covering(sorted({*RULES} - APPROXIMATE - {"standard"}), ["compiled", "torch"]),
+    indirect=["form"],
+)
+def test_shipped_rules(name: str, form: str) -> None:
     result = check_verifier(RULES[name]())
     assert result.cases > 10
     assert result.largest_deviation < 1e-12

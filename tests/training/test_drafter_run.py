@@ -27,6 +27,7 @@ from forerun.training.objective import Drafts, Objective
 from forerun.training.processes import Processes, join
 from forerun.training.result import TrainingReport
 from forerun.training.target import Lesson
+from tests.helpers.covering import covering
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
@@ -55,11 +56,10 @@ def watching(losses: Losses) -> Callable[[TrainingReport, float, float], None]:
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        pytest.param(kind, family, marks=[pytest.mark.slow] * (family == "gpt2"))
-        for kind in KINDS
-        for family in ("llama", "gpt2", "gemma")
+        case
+        for case in covering(KINDS, ("llama", "gemma", "gpt2"))
         # Its layers do not run apart.
-        if (kind, family) != ("layer_skip", "gemma")
+        if case.values != ("layer_skip", "gemma")
     ],
 )
 def test_any_model_gets_a_drafter(
