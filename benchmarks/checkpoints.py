@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from forerun.bench.shapes import SHAPES, RandomSource, config_of
+from forerun.bench.shapes import RANDOM_SHAPES, RandomSource, config_of
 from forerun.costs.shapes import ModelShape
 from forerun.engine.engine import Engine
 from forerun.files import atomic_path, write_text
@@ -24,7 +24,7 @@ def write_checkpoint(name: str, directory: Path) -> Path:
     weights = directory / "model.safetensors"
     if weights.exists():
         return directory
-    return _write(SHAPES[name], directory)
+    return _write(RANDOM_SHAPES[name], directory)
 
 
 def untrained_like(engine: Engine, directory: Path) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import MODELS, SHAPES, build, config_of
+from forerun.bench.shapes import MODELS, RANDOM_SHAPES, build, config_of
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -171,9 +171,9 @@ def measure(
 
 
 def _load(name: str, precision: str) -> tuple[CpuModel, Loaded]:
-    if name in SHAPES:
+    if name in RANDOM_SHAPES:
         # transformers imports most of itself for a first config; that does not count as loading.
-        config_of(SHAPES[name])
+        config_of(RANDOM_SHAPES[name])
     started = perf_counter()
     model = build(name, precision)
     seconds = perf_counter() - started

@@ -68,12 +68,12 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models for benchmarks that take no time, as `tiny` and `tiny-tied`."""
-    from forerun.bench.shapes import SHAPES
+    from forerun.bench.shapes import RANDOM_SHAPES
     from forerun.costs.shapes import ModelShape
 
     for name, tied in {"tiny": False, "tiny-tied": True}.items():
-        monkeypatch.setitem(SHAPES, name, ModelShape(2, 64, 4, 2, 16, 128, 96, tied=tied))
-    monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *SHAPES))
+        monkeypatch.setitem(RANDOM_SHAPES, name, ModelShape(2, 64, 4, 2, 16, 128, 96, tied=tied))
+    monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *RANDOM_SHAPES))
     # A small cache takes no time to read.
     monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
     threads = torch.get_num_threads()

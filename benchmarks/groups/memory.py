@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting
-from forerun.bench.shapes import SHAPES
+from forerun.bench.shapes import RANDOM_SHAPES
 
 GROUP = 5
 EXTRA_MB = 64
@@ -50,7 +50,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 def _fresh(setting: Setting, name: str, precision: str) -> dict[str, float]:
     # From files, as users load: random weights would take memory of their own.
-    model = str(write_checkpoint(name, setting.work / name)) if name in SHAPES else name
+    model = str(write_checkpoint(name, setting.work / name)) if name in RANDOM_SHAPES else name
     program = [sys.executable, "-m", "benchmarks.footprint", model, precision]
     done = subprocess.run(
         [*program, str(setting.threads)], capture_output=True, text=True, check=True

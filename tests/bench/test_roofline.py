@@ -26,7 +26,7 @@ from forerun.bench.roofline.report import report_of, roof
 from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.result import Roofline
 from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward, Subject, Turn, free_tokens
-from forerun.bench.shapes import SHAPES, RandomSource, build, config_of
+from forerun.bench.shapes import RANDOM_SHAPES, RandomSource, build, config_of
 from forerun.bench.traffic import (
     forward_bytes,
     multiply_adds,
@@ -35,8 +35,7 @@ from forerun.bench.traffic import (
 )
 from forerun.costs.forwards import Limits, RooflineCosts, Traffic
 from forerun.costs.hardware import HARDWARE
-from forerun.costs.shapes import SHAPES as PUBLISHED
-from forerun.costs.shapes import read_shape
+from forerun.costs.shapes import SHAPES, read_shape
 from forerun.costs.table import CostTable
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
@@ -92,7 +91,7 @@ def test_shapes_are_those_of_configs() -> None:
     gpt2 = read_shape(GPT2Config(), "gpt2")
     assert gpt2.parameters == pytest.approx(124.4e6, rel=0.01)
     mixtral = read_shape(MixtralConfig(num_key_value_heads=8), "mixtral-8x7b")
-    assert replace(mixtral, name="mixtral-8x7b") == PUBLISHED["mixtral-8x7b"]
+    assert replace(mixtral, name="mixtral-8x7b") == SHAPES["mixtral-8x7b"]
     with pytest.raises(CheckpointError, match=r"mamba.*num_attention_heads"):
         read_shape(MambaConfig(), "mamba")
 
@@ -108,13 +107,13 @@ def test_shapes_are_those_of_configs() -> None:
     ],
 )
 def test_shapes_have_their_size(name: str, millions: float) -> None:
-    source = RandomSource(read_architecture(config_of(SHAPES[name])))
+    source = RandomSource(read_architecture(config_of(RANDOM_SHAPES[name])))
     sizes = [math.prod(shape) for shape in source.shapes.values()]
     assert sum(sizes) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_random_weights_are_the_same_in_parts() -> None:
-    source = RandomSource(read_architecture(config_of(SHAPES["llama-110m"])))
+    source = RandomSource(read_architecture(config_of(RANDOM_SHAPES["llama-110m"])))
     for key in ("model.norm.weight", "lm_head.weight"):
         whole = source.read(key)
         assert tuple(whole.shape) == source.shapes[key]
@@ -125,11 +124,11 @@ def test_random_weights_are_the_same_in_parts() -> None:
     )
 
 
-@given(st.sampled_from(sorted(PUBLISHED)), st.floats(0.5, 4.0), st.integers(0, 65536))
+@given(st.sampled_from(sorted(SHAPES)), st.floats(0.5, 4.0), st.integers(0, 65536))
 def test_predicted_rows_obey_the_roof(name: str, width: float, context: int) -> None:
     """Decoding computes two FLOP for each weight that it reads, times rise with tokens, no forward is
     above the roof, and memory bounds what is below the ridge."""
-    subject = Subject(TARGET, name, "bf16", Traffic(PUBLISHED[name], width, 2.0))
+    subject = Subject(TARGET, name, "bf16", Traffic(SHAPES[name], width, 2.0))
     rows = [subject.row(n, context, LIMITS) for n in (1, 2, 8, 64, 512)]
     layers, _ = subject.traffic.alone(1, context)
     assert layers.intensity == pytest.approx(2 / width)
@@ -263,7 +262,7 @@ MILLISECONDS = {
 
 def test_hardware_that_is_not_at_hand() -> None:
     roofline = predict(on_h100("llama-3.1-8b", "1b", 2048, 1024))
-    costs = RooflineCosts(PUBLISHED["llama-3.1-8b"], HARDWARE["h100"])
+    costs = RooflineCosts(SHAPES["llama-3.1-8b"], HARDWARE["h100"])
     rows = {row.n: row for row in roofline.of(TARGET)[1024]}
     found = {n: 1e3 * rows[n].predicted_seconds for n in MILLISECONDS}
     assert found == pytest.approx(MILLISECONDS, rel=1e-9)
@@ -279,9 +278,9 @@ def test_hardware_that_is_not_at_hand() -> None:
 
 
 def test_models_by_their_config_alone(tmp_path: Path) -> None:
-    config = config_of(SHAPES["tiny"])
+    config = config_of(RANDOM_SHAPES["tiny"])
     config.save_pretrained(tmp_path)
-    expected = SHAPES["tiny"]
+    expected = RANDOM_SHAPES["tiny"]
     for name in (tmp_path, tmp_path / "config.json"):
         assert replace(shape_named(str(name)), name=expected.name) == expected
     assert shape_named("70B").parameters == pytest.approx(70e9, rel=0.01)

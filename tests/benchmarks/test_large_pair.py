@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.large_pair import Request, main, measure, report
 from forerun import _native
-from forerun.bench.shapes import SHAPES, build
+from forerun.bench.shapes import RANDOM_SHAPES, build
 from forerun.costs.shapes import ModelShape
 from forerun.errors import ConfigError, UnknownNameError
 
@@ -23,9 +23,9 @@ REQUEST = Request("tiny", "int8", "tiny-draft", "int4", num_speculative_tokens=3
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    monkeypatch.setitem(RANDOM_SHAPES, "tiny", TINY)
     monkeypatch.setitem(
-        SHAPES, "tiny-draft", replace(TINY, hidden_size=32, head_dim=8, num_layers=1)
+        RANDOM_SHAPES, "tiny-draft", replace(TINY, hidden_size=32, head_dim=8, num_layers=1)
     )
     threads = torch.get_num_threads()
     yield

@@ -25,11 +25,11 @@ class PairKey:
     """Identity of a measurement.
 
     Args:
-        setting: by name.
-        temperature: of the sampler.
-        batch: requests at once.
-        category: of the prompts.
-        prompts: their ids, in order.
+        setting: name of the setting.
+        temperature: temperature of the sampler.
+        batch: number of requests at once.
+        category: category of the prompts.
+        prompts: ids of the prompts, in order.
     """
 
     setting: str
@@ -44,12 +44,12 @@ class Side:
     """One side of a pair.
 
     Args:
-        tokens: of all requests.
-        seconds: until the last token, prefill and drafting included.
-        first: seconds to the first token, the median over the requests; None where it is unknown.
+        tokens: number of tokens of all requests.
+        seconds: time until the last token, prefill and drafting included.
+        first: seconds to the first token, the median over the requests; None if unknown.
         gaps: milliseconds between arrivals of tokens, of all requests one after the other.
-        bursts: tokens of each arrival, of all requests.
-        stages: seconds by stage; host is what is in none of the others.
+        bursts: number of tokens of each arrival, of all requests.
+        stages: seconds by stage; host is the time in none of the others.
     """
 
     tokens: int
@@ -70,14 +70,14 @@ class MeasuredPair:
     """A pair of runs.
 
     Args:
-        key: which.
-        digest: of the prompts' token ids.
-        side, plain: the setting, and plain decoding just before it.
+        key: identity of the measurement.
+        digest: digest of the prompts' token ids.
+        side, plain: times of the setting, and of plain decoding just before it.
         stats: counters of the setting.
-        loops: outputs of plain decoding that repeat themselves.
-        identical: outputs equal to plain decoding's; None where sampling makes that meaningless.
-        differences: why others differ: `numerics` or `defect`.
-        error: why there is nothing else, where there is not.
+        loops: number of plain outputs that repeat themselves.
+        identical: number of outputs equal to plain decoding's; None if sampling makes that meaningless.
+        differences: causes of the others: `numerics` or `defect`.
+        error: reason for which the measurement failed; None if it did not.
     """
 
     key: PairKey

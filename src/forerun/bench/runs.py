@@ -40,10 +40,10 @@ class Timed:
     """A run of some requests at once.
 
     Args:
-        completions: in the order of the prompts.
-        arrivals: of each request, the seconds since the start at which tokens came.
-        bursts: of each request, how many tokens came at each of these.
-        seconds: until the last token of all.
+        completions: the outputs, in the order of the prompts.
+        arrivals: seconds since the start at which tokens came, for each request.
+        bursts: number of tokens that came at each arrival, for each request.
+        seconds: time until the last token of all.
     """
 
     completions: tuple[Completion, ...]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.costs.shapes import SHAPES as PUBLISHED
-from forerun.costs.shapes import ModelShape
+from forerun.costs.shapes import SHAPES, ModelShape
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
@@ -26,14 +25,14 @@ MAX_CONTEXT = 2**15 + 64
 # Not a power of two, so that rows of a matrix differ.
 _BLOCK = 2**22 + 3
 
-SHAPES = {
+RANDOM_SHAPES = {
     # 15 MB in int8, as large as a draft may be that is to stay in the cache.
     "draft-15m": ModelShape(6, 288, 6, 6, 48, 768, 32000, tied=True),
     # 45 MB in int4, whose output head has 8 bits; with the vocabulary of SmolLM2.
     "draft-50m": ModelShape(8, 512, 8, 8, 64, 1408, 49152, tied=True),
     "llama-110m": ModelShape(12, 768, 12, 12, 64, 2048, 32000),
     "llama-350m": ModelShape(24, 1024, 16, 16, 64, 2816, 32000),
-    **{name: PUBLISHED[name] for name in ("qwen3-0.6b", "qwen3-4b")},
+    **{name: SHAPES[name] for name in ("qwen3-0.6b", "qwen3-4b")},
 }
 """Dimensions of models with random weights, by name."""
 
@@ -61,7 +60,7 @@ def config_of(shape: ModelShape) -> Any:
     )
 
 
-MODELS = (*PACKAGED, *SHAPES)
+MODELS = (*PACKAGED, *RANDOM_SHAPES)
 
 
 class RandomSource:
@@ -97,7 +96,7 @@ class StoredShape(StoredDirectory):
 
     def __init__(self, name: str) -> None:
         super().__init__(Path(name))
-        self._shape = SHAPES[name]
+        self._shape = RANDOM_SHAPES[name]
 
     def config(self) -> Any:
         return config_of(self._shape)
@@ -116,7 +115,7 @@ def open_model(name: str, revision: str | None = None) -> Checkpoint:
         UnknownNameError: for a name that is none of these.
         CheckpointError: for a checkpoint that cannot be read, or where the zoo is missing.
     """
-    if name in SHAPES:
+    if name in RANDOM_SHAPES:
         stored = StoredShape(name)
         return Checkpoint(name, Location(Path(name)), stored, stored.config())
     return Checkpoint.open(name, revision)
@@ -130,7 +129,7 @@ def build(name: str, precision: str) -> CpuModel:
         ConfigError: for the stored precision of a model that is not quantized.
         CheckpointError: for a directory that holds no checkpoint, or where the zoo is missing.
     """
-    if name not in SHAPES and not is_packaged(name) and not Path(name).exists():
+    if name not in RANDOM_SHAPES and not is_packaged(name) and not Path(name).exists():
         raise UnknownNameError("model", name, MODELS)
     checkpoint = open_model(name)
     if precision == STORED and not checkpoint.stored.quantized:

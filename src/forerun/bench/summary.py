@@ -25,9 +25,9 @@ class SettingFigures:
     """A setting at one temperature and batch size, over the prompts of one category or of all.
 
     Args:
-        setting, temperature, batch, category: which.
-        rows: measured ones.
-        failed: those without figures.
+        setting, temperature, batch, category: identity of the figures.
+        rows: measured pairs.
+        failed: pairs that failed.
     """
 
     setting: str

@@ -74,11 +74,11 @@ class BreakEven:
     """Shortest context at which a setting is faster than plain decoding.
 
     Args:
-        context: tokens; None where it is slower at all of them.
-        model_context: the longest that was looked at.
-        traffic_context: of the traffic, on average, that acceptance was measured on.
-        untested: whether drafts left out nothing of the cache there, so that acceptance at longer contexts
-            may be lower.
+        context: tokens; None if the setting is slower at all contexts.
+        model_context: the longest context that was looked at.
+        traffic_context: mean context of the traffic that acceptance was measured on.
+        untested: drafts left out nothing of the cache there, so that acceptance at longer contexts may be
+            lower.
     """
 
     context: int | None
@@ -111,9 +111,9 @@ def break_even(
     """Shortest context at which rounds take less time than plain decoding of what they emit.
 
     Args:
-        drafting, rest: time of drafts, and of all else in rounds, over that of plain decoding of the
-            same tokens, both as measured: less where more is accepted.
-        contexts: of each output that they were measured on.
+        drafting, rest: measured time of drafts, and of all else in rounds, over that of plain decoding of
+            the same tokens: less where more is accepted.
+        contexts: context of each output that they were measured on.
     """
     context = sum(contexts) / len(contexts)
     # Plain decoding takes 1, so drafts may take 1 - rest; what they take is in proportion to the share.

@@ -17,17 +17,17 @@ class RecordedOutput:
     """One output under one candidate. Position i is the round that would begin after i output tokens.
 
     Args:
-        candidate: what drafted.
-        prompt_id, category: of the prompt.
-        prompt_ids, token_ids: of prompt and output.
-        max_tokens: the output's limit.
-        nodes: tokens of the draft at each position.
-        depths: of them along the longest path.
-        accepted: of them along the path that the rule accepts.
-        confidences: that the drafter had before it drafted; see `Drafter.confidence`.
+        candidate: name of the drafter.
+        prompt_id, category: id and category of the prompt.
+        prompt_ids, token_ids: tokens of prompt and output.
+        max_tokens: limit of the output.
+        nodes: number of drafted tokens at each position.
+        depths: drafted tokens along the longest path.
+        accepted: drafted tokens that the rule accepts.
+        confidences: confidence of the drafter before it drafted; see `Drafter.confidence`.
         token_probs: the largest probability in the row of each drafted token; empty where drafts are
             point masses.
-        prefill_seconds: of the prompt.
+        prefill_seconds: time of the prompt's prefill.
     """
 
     candidate: str
@@ -61,14 +61,14 @@ class RoundTiming:
     """A round as it was timed.
 
     Args:
-        batch_size: requests.
+        batch_size: number of requests.
         nodes: drafted tokens, the mean over the requests.
-        drafted: whether drafting was asked for.
-        first: whether it is the first of its requests that drafts: their prompts go through the drafter.
+        drafted: drafting was asked for.
+        first: its requests draft for the first time: their prompts go through the drafter.
         context: tokens in the cache, the mean over the requests.
         draft, target, verify: seconds by stage.
         host: seconds of the rest.
-        beside: seconds of plain rounds at that time; 0 where there were none.
+        beside: seconds of plain rounds at that time; 0 without any.
     """
 
     batch_size: int
@@ -88,13 +88,13 @@ class PromptTiming:
     """Timed rounds of a candidate on one prompt, beside plain decoding.
 
     Args:
-        candidate, prompt_id: whose.
+        candidate, prompt_id: drafter and prompt.
         batch_size: requests of the same prompt side by side.
-        turn: how often it was timed before.
-        prompt_tokens: of the prompt, as far as its prefill was timed.
-        rounds: of lengths in turns.
+        turn: number of earlier timings.
+        prompt_tokens: tokens of the prompt whose prefill was timed.
+        rounds: rounds with lengths in turns.
         plain: context and seconds of each plain token or, of a batch, round.
-        prefill, plain_prefill: seconds, of one request.
+        prefill, plain_prefill: seconds for one request.
     """
 
     candidate: str
@@ -118,10 +118,10 @@ class Confirmed:
 
     Args:
         candidate, num_tokens, batch_size: the setting.
-        prompt_id: of the first of the prompts.
-        category: of the prompts, empty where they have several.
-        turn: how often it was run before.
-        seconds, tokens, plain_seconds, plain_tokens: of both sides.
+        prompt_id: id of the first prompt.
+        category: category of the prompts, empty if they have several.
+        turn: number of earlier runs.
+        seconds, tokens, plain_seconds, plain_tokens: times and tokens of both sides.
     """
 
     candidate: str
