@@ -51,6 +51,18 @@ def test_every_setting_is_predicted_and_the_best_are_run(cli: Cli, prompts: str)
     assert content["verdict"]
 
 
+def test_forerun_by_itself_runs_beside_candidates_that_were_not_named(
+    cli: Cli, prompts: str, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "rounds.jsonl")
+    short = (*SMALL[:-4], "--longest", "2", "--confirm", "1", "--records", file)
+    result = cli.run("tune", "--model", cli.target, "--prompts", prompts, *short)
+    assert result.exit_code == 0, result.output
+    run = Records.read(file).confirmed.values()
+    assert "default" in {one.candidate for one in run}
+    assert len({one.candidate for one in run}) == 2
+
+
 def test_batches_trees_and_precisions_are_settings_too(cli: Cli, prompts: str) -> None:
     content = tuned(
         *(cli, prompts, "--batch-sizes", "1,2", "--trees", "4", "--draft-dtypes", "fp32,bf16"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from forerun.bench.settings import DEFAULT
 from forerun.bench.summary import summarize
 from forerun.bench.tune.prediction import Prediction, with_confirmed
 from forerun.bench.tune.records import Confirmed, Records
@@ -73,6 +76,31 @@ def test_the_config_says_what_the_verdict_does(
 ) -> None:
     tuning = tuned({("suffix", 6): gain}, prompts)
     assert config_values(tuning, 1, MEASURED_AT) == MEASURED_AT | expected
+
+
+@pytest.mark.parametrize(
+    ("default", "expected", "said"),
+    [
+        (1.6, {}, "use forerun's default: 1.6"),
+        (
+            1.2,
+            {"method": "suffix", "num-speculative-tokens": 6},
+            "forerun's default reaches 1.2",
+        ),
+    ],
+)
+def test_forerun_by_itself_takes_part(
+    default: float, expected: dict[str, object], said: str
+) -> None:
+    """Where it is the best, the config names no method."""
+    tuning = tuned({("suffix", 6): 1.4})
+    rows = [
+        made_row(DEFAULT, number, default / (0.97 + 0.06 * number / 12), temperature=0.5)
+        for number in range(12)
+    ]
+    with_default = replace(tuning, default={1: tuple(rows)})
+    assert said in verdict(with_default, (1,))[0]
+    assert config_values(with_default, 1, MEASURED_AT) == MEASURED_AT | expected
 
 
 def test_a_setting_with_options_of_its_own_is_one_method() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forerun.bench.rows import MeasuredPair, PairKey, Side
-from forerun.bench.settings import tokens_text
+from forerun.bench.settings import DEFAULT, tokens_text
 from forerun.bench.tune.contexts import BreakEven, Shares, break_even
 from forerun.bench.tune.fit import fit_costs
 from forerun.bench.tune.records import Confirmed, RecordedOutput, Records
@@ -137,7 +137,7 @@ def _predict(
         draft_share=total.draft_seconds / total.round_seconds,
         break_even=None if shares is None else _break_even(shares, total, plain, outputs),
     )
-    return replace(found, pairs=_rows(found, pairs, temperature))
+    return replace(found, pairs=_rows(found.name, batch_size, pairs, temperature))
 
 
 _Pair = tuple[tuple[str, ...], str, tuple[int, float], tuple[int, float]]
@@ -155,12 +155,12 @@ def _gains(pairs: Sequence[_Pair]) -> tuple[float, dict[str, float]]:
 
 
 def _rows(
-    setting: Prediction, pairs: Sequence[_Pair], temperature: float
+    name: str, batch_size: int, pairs: Sequence[_Pair], temperature: float
 ) -> tuple[MeasuredPair, ...]:
     """The pairs as `forerun bench` has them."""
     return tuple(
         MeasuredPair(
-            PairKey(setting.name, temperature, setting.batch_size, category, ids),
+            PairKey(name, temperature, batch_size, category, ids),
             digest="",
             side=Side(*ours, None, (), (), {}),
             plain=Side(*plain, None, (), (), {}),
@@ -187,15 +187,29 @@ def _break_even(
 
 
 def with_confirmed(prediction: Prediction, records: Records) -> Prediction:
-    """The prediction beside what was run; all turns of a group of prompts count together."""
+    """The prediction beside what was run."""
     setting = (prediction.candidate, prediction.num_tokens, prediction.batch_size)
+    pairs = _confirmed(records, setting)
+    if not pairs:
+        return prediction
+    gain, by_category = _gains(pairs)
+    rows = _rows(prediction.name, prediction.batch_size, pairs, temperature_of(records))
+    return replace(prediction, confirmed=gain, confirmed_by_category=by_category, pairs=rows)
+
+
+def of_default(records: Records, batch_size: int) -> tuple[MeasuredPair, ...]:
+    """Pairs of forerun's own choice, as it was run; empty if it was not."""
+    pairs = _confirmed(records, (DEFAULT, 0, batch_size))
+    return _rows(DEFAULT, batch_size, pairs, temperature_of(records))
+
+
+def _confirmed(records: Records, setting: tuple[str, int, int]) -> list[_Pair]:
+    """Both sides of each group of prompts that was run; all its turns count together."""
     turns: dict[tuple[str, str], list[Confirmed]] = {}
     for one in records.confirmed.values():
         if (one.candidate, one.num_tokens, one.batch_size) == setting:
             turns.setdefault((one.prompt_id, one.category or MIXED), []).append(one)
-    if not turns:
-        return prediction
-    pairs: list[_Pair] = [
+    return [
         (
             (first,),
             category,
@@ -204,13 +218,6 @@ def with_confirmed(prediction: Prediction, records: Records) -> Prediction:
         )
         for (first, category), run in turns.items()
     ]
-    gain, by_category = _gains(pairs)
-    return replace(
-        prediction,
-        confirmed=gain,
-        confirmed_by_category=by_category,
-        pairs=_rows(prediction, pairs, temperature_of(records)),
-    )
 
 
 def temperature_of(records: Records) -> float:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from forerun.bench.rows import MeasuredPair
 from forerun.bench.runs import EncodedPrompt
+from forerun.bench.settings import DEFAULT
 from forerun.bench.summary import summarize
-from forerun.bench.tune.prediction import Prediction, predict, with_confirmed
+from forerun.bench.tune.prediction import Prediction, of_default, predict, with_confirmed
 from forerun.bench.tune.records import Records
 from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.bench.verdict import Recommendation, verdicts
@@ -42,11 +44,13 @@ class Tuning:
         predictions: all of them, the best first; some with what was confirmed.
         refused: candidates that do not fit, with the reason.
         candidates: by name.
+        default: pairs of forerun's own choice by batch size, where it was run too.
     """
 
     predictions: list[Prediction] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, Candidate] = field(default_factory=dict)
+    default: dict[int, tuple[MeasuredPair, ...]] = field(default_factory=dict)
 
     @property
     def confirmed(self) -> list[Prediction]:
@@ -73,7 +77,7 @@ class Tuning:
         found = [one for one in self.predictions if one.batch_size == batch_size]
         run = [one for one in found if one.confirmed is not None]
         pairs = [row for one in run or found for row in one.pairs]
-        [verdict] = verdicts(summarize(pairs))
+        [verdict] = verdicts(summarize([*pairs, *self.default.get(batch_size, ())]))
         return verdict
 
     def best(self, batch_size: int) -> Prediction:
@@ -143,9 +147,10 @@ def tune(
         params: of all requests.
         records: grows.
         batch_sizes: to predict for.
-        confirm: settings to run, the best predicted of each batch size.
+        confirm: settings to run, the best predicted of each batch size; forerun's own choice runs beside
+            them unless the candidates were named.
         seconds: of timing a candidate at a batch size, and of confirming a setting.
-        must_fit: whether a candidate that does not fit is an error.
+        must_fit: the candidates were named: one that does not fit is an error.
 
     Raises:
         ForerunError: where no candidate fits.
@@ -174,8 +179,14 @@ def tune(
         report("confirming", number, len(chosen))
         if with_confirmed(one, records).confirmed is None:
             bench = load(tuning.candidates[one.candidate], one.batch_size)
-            run_setting(bench, encode(bench), params, records, one, seconds)
+            setting = one.num_tokens, one.batch_size
+            run_setting(bench, encode(bench), params, records, setting, seconds)
     report("confirming", len(chosen), len(chosen))
+    for size in batch_sizes if confirm and not must_fit else ():
+        if not of_default(records, size):
+            bench = load(Candidate(DEFAULT), size)
+            run_setting(bench, encode(bench), params, records, (0, size), seconds)
+        tuning.default[size] = of_default(records, size)
     found = [with_confirmed(one, records) for one in predictions]
     tuning.predictions = sorted(found, key=lambda one: -one.speedup)
     return tuning
@@ -236,17 +247,17 @@ def run_setting(
     prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     records: Records,
-    setting: Prediction,
+    setting: tuple[int, int],
     seconds: float,
 ) -> None:
-    """Run a setting beside plain decoding on all prompts, again as long as there is time."""
-    size = setting.batch_size
+    """Run a length and batch size beside plain decoding on all prompts, again as long as there is time."""
+    num_tokens, size = setting
     groups: list[Any] = [prompts[at : at + size] for at in range(0, len(prompts), size)]
     bench.warm_up(prompts[0], params)
     started, found = perf_counter(), []
     for turn in range(MOST_TURNS):
         for group in groups:
-            found.append(bench.pair(group, params, setting.num_tokens, turn))
+            found.append(bench.pair(group, params, num_tokens, turn))
         if perf_counter() - started >= seconds:
             break
     records.add(*found)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.bench.settings import DEFAULT
 from forerun.bench.tune.prediction import Prediction, costs_of
 from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.run import Tuning
@@ -93,7 +94,7 @@ def config_values(
         measured_at: the options that it holds for: those that say what the model is, and the sampler.
     """
     values, found = dict(measured_at), tuning.verdict(batch_size)
-    if not found.decided:
+    if not found.decided or found.use == DEFAULT:
         return values
     if found.use is None:
         return {**values, "speculative": False}

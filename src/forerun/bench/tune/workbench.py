@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from forerun.bench.runs import EncodedPrompt
+from forerun.bench.settings import DEFAULT
 from forerun.bench.tune.contexts import Shares, shares_of
 from forerun.bench.tune.records import Confirmed, PromptTiming, RecordedOutput, RoundTiming
 from forerun.bench.tune.steering import FirstToken, Noted, SetLength, Steered
@@ -38,7 +39,7 @@ class Candidate:
     """A drafter that may be used.
 
     Args:
-        method: its name.
+        method: its name, or DEFAULT for forerun's own choice, which can only be run.
         model: the draft model or head; None for the known one, or none.
         longest: tokens that are drafted along any path at most.
         tree_nodes: of an automatic tree; None drafts chains.
@@ -105,7 +106,7 @@ class Workbench:
         assert engine.drafter is not None, "a candidate drafts"
         self.drafter: Drafter = engine.drafter
         self._steered: Steered | None = None
-        if _is_lookup(self.drafter) and candidate.tree_nodes is None:
+        if candidate.method != DEFAULT and _is_lookup(self.drafter) and not candidate.tree_nodes:
             # Lookups often find little: the lengths between are timed all the same.
             self._steered = Steered(self.drafter)
             self.drafter = cast(Drafter, self._steered)
@@ -123,8 +124,10 @@ class Workbench:
             ForerunError: as `forerun.load` does.
         """
         policy = SetLength()
-        config = candidate.config
-        return cls(load(model, config, policy=policy, **options), policy, candidate)
+        if candidate.method == DEFAULT:
+            # Its own policy decides; this one is not asked.
+            return cls(load(model, True, **options), policy, candidate)
+        return cls(load(model, candidate.config, policy=policy, **options), policy, candidate)
 
     def shares(self) -> Shares | None:
         """Costs of its drafts by context, where that matters."""
