@@ -108,7 +108,12 @@ def _as_part(flag: Flag, default: Any, inner: Part) -> Flag:
     return replace(
         flag,
         name=inner.renamed.get(flag.name, flag.name),
-        use=replace(flag.use, section=inner.section or flag.use.section, excludes=excludes),
+        use=replace(
+            flag.use,
+            section=inner.section or flag.use.section,
+            excludes=excludes,
+            argument=flag.name == inner.argument,
+        ),
         default=getattr(default, flag.name),
         schema={**flag.schema, "description": text},
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli.train_data import _TimeLeft
-from forerun.cli.train_proof import SAMPLINGS
 from forerun.proof.effort import Effort
 from forerun.proof.proof import Proof
+from forerun.training.data_request import _TimeLeft
 from forerun.training.loop import Trainer
+from forerun.training.proven import SAMPLINGS
 from tests.helpers.command_line import Cli
 from tests.helpers.drafter_runs import save_data
 
@@ -105,8 +105,8 @@ def test_an_adapter_behind_an_exit(cli: Cli, tmp_path: Path) -> None:
 def test_a_proof_in_the_end(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Enumeration, which has nothing to do with the head, takes its time.
     quick = partial(Effort, parts=("statistics", "equality"))
-    monkeypatch.setattr("forerun.cli.train_proof.Effort", quick)
-    monkeypatch.setattr("forerun.cli.train_proof.SAMPLINGS", SAMPLINGS[::3])
+    monkeypatch.setattr("forerun.training.proven.Effort", quick)
+    monkeypatch.setattr("forerun.training.proven.SAMPLINGS", SAMPLINGS[::3])
     args = ("--no-real-run", "--prove", "--prove-tokens", "300", "--json")
     result = cli.run(*command(cli, tmp_path, *args))
     assert result.exit_code == 0, result.output
@@ -184,7 +184,7 @@ def test_the_time_that_is_left_is_said_once(
 ) -> None:
     seen: list[int] = []
     clock = iter([0.0, 60.0, 120.0])
-    monkeypatch.setattr("forerun.cli.train_data.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("forerun.training.data_request.perf_counter", lambda: next(clock))
     left = _TimeLeft(lambda _, done, __: seen.append(done))
     for done in (40, 41, 90, 95):
         left("conversations", done, 1000)

@@ -27,8 +27,8 @@ class Row(NamedTuple):
     """A command in the table.
 
     Args:
-        module: its module, with the function that answers its request behind a colon; `run` unless named. A
-            module of the command line makes its `command` by itself.
+        module: its module, behind a colon the function that answers its request, `run` unless named, and
+            behind another the class of the request, if the function takes several.
         about: a line for the help.
         example: a command line that works, for who gives no arguments.
         assumed: what it does without arguments, where it does something.
@@ -78,10 +78,10 @@ class Files:
 
 def command_of(name: str, row: Row) -> click.Command:
     """The command of a row, with the options of its request."""
-    module_name, _, function = row.module.partition(":")
+    module_name, function, request = f"{row.module}::".split(":")[:3]
     module = importlib.import_module(module_name)
     run = getattr(module, function or "run")
-    kind = getattr(module, run.__annotations__["request"])
+    kind = getattr(module, request or run.__annotations__["request"])
     taken = ("json", *row.files)
 
     @click.pass_context
@@ -108,7 +108,7 @@ def command_of(name: str, row: Row) -> click.Command:
             config_option(),
         ],
         callback=callback,
-        help=(kind.__doc__ or "").partition("\n\nArgs:")[0],
+        help=(kind.__doc__ or "").partition("\n\nArgs:")[0] + getattr(kind, "more", ""),
         example=row.example,
         assumed=row.assumed,
         notes=row.notes,

@@ -44,6 +44,32 @@ DIFFUSION = {
         assumed="ten digits of the small model that comes along",
     ),
 }
+TRAIN = {
+    "data": Row(
+        "forerun.training.data_request",
+        "Have a model write and answer prompts to train on.",
+        example="forerun train data smollm2 --keep-out questions.jsonl",
+        assumed="with texts that zoo writes, into zoo-data.jsonl",
+    ),
+    **{
+        kind: Row(
+            f"forerun.training.requests:train:{request}",
+            about,
+            example=f"forerun train {kind} smollm2 --minutes 60",
+        )
+        for kind, request, about in (
+            ("draft", "DraftModelRequest", "Train a draft model: a small one, distilled."),
+            ("dspark", "DSparkRequest", "Train a DSpark head: a block a pass."),
+            ("eagle3", "Eagle3Request", "Train an EAGLE-3 head: a token a pass."),
+            (
+                "layer_skip",
+                "LayerSkipRequest",
+                "Train an adapter behind an early exit: a layer that reads the whole text.",
+            ),
+            ("medusa", "MedusaRequest", "Train Medusa's heads: all tokens from one state."),
+        )
+    },
+}
 COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
     "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
     "bench kv": Row(
@@ -88,7 +114,11 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         files=("plot",),
         torch=False,
     ),
-    "train": ("forerun.cli.train", "Train drafters for a model, from the model's own answers."),
+    "train": Group(
+        "Train drafters for a model, from the model's own answers.",
+        "Train drafters for a model, from the model's own answers.",
+        TRAIN,
+    ),
     "tune": Row(
         "forerun.bench.tune.request",
         "Which drafter and length to use for a model and your prompts.",

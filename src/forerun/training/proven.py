@@ -1,4 +1,4 @@
-"""`forerun train … --prove`: what `forerun prove` finds of the drafter that was trained."""
+"""Proofs of a drafter after its training, as `forerun prove` makes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.asked import in_steps
+from forerun.engine.model_options import in_steps
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
 from forerun.report.machine import made_with
 

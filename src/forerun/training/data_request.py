@@ -1,0 +1,209 @@
+"""Request of `forerun train data`: prompts and answers to train drafters on, from the model itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from forerun.engine.model_options import ModelOptions
+from forerun.errors import TrainingError, shown
+from forerun.files import printable
+from forerun.measure.questions import FILES
+from forerun.options import FileName, option, options, part
+from forerun.progress import Watch, say, watched_by, watching
+from forerun.report.result import Result
+from forerun.training.records import RECORDS
+from forerun.training.settings import DataSettings
+
+if TYPE_CHECKING:
+    from forerun.training.data import DataRun, Summary
+
+# Tokens of a prompt and its answer, where the model has as many.
+CONTEXT = 2048
+
+
+@options
+class DataRequest:
+    """Have a model write and answer prompts to train drafters on.
+
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. A chat model writes the
+    prompts from an empty user turn and answers them in its chat template; a base model writes texts and
+    goes on with them; or either answers the questions of files. Repeated prompts and those of an
+    evaluation are left out. Every answer is a line of JSON with its token ids. The file grows: the same
+    command goes on where an earlier run has ended.
+    """
+
+    output: FileName | None = option(
+        default=None,
+        description="Where to write, and to go on; left out, MODEL-data.jsonl.",
+        section="Data",
+    )
+    questions: tuple[FileName, ...] = option(
+        default=(), description=f"Questions to answer: {FILES}", repeat=True
+    )
+    keep_out: tuple[FileName, ...] = option(
+        default=(),
+        description=f"Questions to leave out, by text and by runs of words: {FILES}",
+        repeat=True,
+    )
+    settings: DataSettings = part(default=DataSettings, section="Data")
+    batch_size: int = Field(default=32, ge=1, description="Requests that run at once.")
+    system: str | None = option(
+        default=None, description="A system message before the others.", section="Prompt"
+    )
+    template_var: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="A variable of the chat template, such as enable_thinking=false.",
+    )
+    model: ModelOptions = part(
+        default=ModelOptions,
+        section="Model",
+        without=("kv_dtype",),
+        argument="model",
+        help={
+            "max_context": f"Tokens of prompt and answer at most; left out, the model's up to {CONTEXT}."
+        },
+    )
+
+
+def run(request: DataRequest) -> Result:
+    """A file of conversations, and what is in it.
+
+    Raises:
+        TrainingError: for a file of something else, or answers that have no room.
+    """
+    output = request.output or _file_of(request.model.model)
+    if not Path(output).exists() and Path(f"{output}.part").exists():
+        say(
+            f"{output}.part is what an interrupted 'forerun train' has written; rename it to {output} to "
+            "go on from it"
+        )
+    with _open(request, output) as data:
+        summary = _written(data, output)
+    content = {"output": output, **summary.as_dict()}
+    return Result(
+        settings=data.making, content=content, answers=_in_words(content), device=data.device
+    )
+
+
+def data_of(model: str, threads: int | None) -> str:
+    """The file that `forerun train data MODEL` writes; where there is none the model writes it now.
+
+    An interrupted one has another name until it is whole, and goes on.
+
+    Raises:
+        TrainingError: for a file of that name with another model's answers.
+    """
+    file = _file_of(model)
+    # Of several processes none writes: they would write the same.
+    if Path(file).exists() or "RANK" in os.environ:
+        _refuse_other_model(file, model)
+        return file
+    request, part_file = (
+        DataRequest(model=ModelOptions(model=model, threads=threads)),
+        f"{file}.part",
+    )
+    with _open(request, part_file) as data:
+        say(f"{model} writes {file} first: {data.wanted} conversations to be trained on")
+        _written(data, part_file)
+    Path(part_file).replace(file)
+    return file
+
+
+def _refuse_other_model(file: str, model: str) -> None:
+    header = RECORDS.read_header(file)
+    written = header.get("model", model)
+    if written != model:
+        raise TrainingError(
+            f"{printable(file)} holds answers of {shown(written)}; name files with --data, or work in "
+            "another directory."
+        )
+
+
+def _file_of(model: str) -> str:
+    return f"{PurePath(model).name or 'model'}-data.jsonl"
+
+
+def _open(request: DataRequest, output: str) -> DataRun:
+    from forerun.measure.questions import read_questions
+    from forerun.training.data import DataRun
+
+    questions = read_questions(request.questions) if request.questions else None
+    keep_out = read_questions(request.keep_out)
+    checkpoint = request.model.open()
+    context = request.model.max_context or min(CONTEXT, checkpoint.summary.max_context)
+    engine = request.model.load(
+        checkpoint, None, max_context=context, max_batch_size=request.batch_size
+    )
+    return DataRun(
+        engine,
+        output,
+        request.settings,
+        model=request.model.model,
+        questions=questions,
+        keep_out=keep_out,
+        system=request.system,
+        variables=dict(request.template_var),
+    )
+
+
+def _written(data: DataRun, output: str) -> Summary:
+    """The summary of a file after all that is missing was written."""
+    if data.summary.conversations:
+        say(f"going on after {data.summary.conversations} conversations in {output}")
+    try:
+        with watched_by(_TimeLeft(watching())):
+            return data.run()
+    except KeyboardInterrupt:
+        say(
+            f"{data.summary.conversations} conversations are in {output}; the same command goes on from "
+            "there"
+        )
+        raise
+
+
+class _TimeLeft:
+    """A watcher that says once, after a twentieth of the work, how long the rest takes.
+
+    Args:
+        watch: the watcher that is told as well.
+    """
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch, self._began, self._said = watch, perf_counter(), False
+        self._first: int | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._watch is not None:
+            self._watch(what, done, total)
+        if self._first is None:
+            self._first = done
+        new = done - self._first
+        if self._said or 20 * new < total:
+            return
+        self._said = True
+        minutes = (perf_counter() - self._began) * (total - done) / new / 60
+        if minutes >= 1:
+            say(f"{total - done} more {what}, about {minutes:.0f} minutes")
+
+
+def _in_words(content: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{content['output']}: {content['conversations']} conversations, {content['answers']} answers "
+        f"of {content['answer_tokens']} tokens ({content['greedy']} greedy), after prompts of "
+        f"{content['prompt_tokens']}"
+    ]
+    if content["skipped"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in sorted(content["skipped"].items()))
+        lines.append(f"left out: {reasons}")
+    if content["new_conversations"]:
+        lines.append(
+            f"this run: {content['new_conversations']} conversations, {content['new_tokens']} tokens in "
+            f"{content['seconds']:.0f} s, {content['tokens_per_second']:.0f} a second"
+        )
+    return lines
