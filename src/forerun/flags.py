@@ -8,6 +8,7 @@ and key among the settings of a result.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -348,6 +349,25 @@ def _pair(value: Any, text: str) -> dict[Any, Any]:
     with suppress(ValueError, RecursionError):
         return {name.strip(): json.loads(written, parse_constant=int)}
     return {name.strip(): written}
+
+
+def from_variables(kind: type) -> dict[str, Any]:
+    """Values that `FORERUN_<NAME>` variables give to options of a request, by name.
+
+    Raises:
+        ConfigError: for a value that cannot be read.
+    """
+    found = {}
+    for flag in flags_of(kind):
+        variable = f"FORERUN_{flag.name.upper()}"
+        if (text := os.environ.get(variable)) is None:
+            continue
+        try:
+            value = read_value(flag, text)
+            found[flag.name] = joined(flag, [value]) if flag.repeated else value
+        except ValueError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+    return found
 
 
 def joined(flag: Flag, values: Sequence[Any]) -> Any:

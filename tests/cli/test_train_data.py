@@ -39,7 +39,7 @@ def test_a_file_and_its_summary(cli: Cli) -> None:
     assert content["output"] == "made.jsonl"
     assert content["schema_version"] == 1
     header = RECORDS.read_header("made.jsonl")
-    assert header == content["settings"]
+    assert header.items() <= content["settings"].items()
     assert header["model"] == cli.target
 
 
@@ -114,8 +114,8 @@ def test_a_bar_in_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--output", "absent/made.jsonl"), "cannot be written: no such file or directory"),
         (("--max-tokens", "64"), "do not fit a context of 64; ask for fewer or for a longer"),
         (("--system", "Be kind."), "need a chat template, and the tokenizer has none"),
-        (("--greedy-share", "2"), "greedy_share is 2.0; it must be a number in [0, 1]"),
-        (("--model", "zoo"), "give one of them"),
+        (("--greedy-share", "2"), "greedy-share is 2.0; it must be a number in [0, 1]"),
+        (("--model", "zoo"), "exclude each other"),
     ],
 )
 def test_wrong_use(cli: Cli, args: tuple[str, ...], said: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
+from forerun.flags import Given, from_variables, request_from
 from forerun.measure.questions import FILES
 from forerun.options import FileName, option, options, part
 from forerun.progress import Watch, say, watched_by, watching
@@ -104,10 +105,8 @@ def data_of(model: str, threads: int | None) -> str:
     if Path(file).exists() or "RANK" in os.environ:
         _refuse_other_model(file, model)
         return file
-    request, part_file = (
-        DataRequest(model=ModelOptions(model=model, threads=threads)),
-        f"{file}.part",
-    )
+    asked = {**from_variables(DataRequest), "model": model, "threads": threads}
+    request, part_file = request_from(DataRequest, Given(asked)), f"{file}.part"
     with _open(request, part_file) as data:
         say(f"{model} writes {file} first: {data.wanted} conversations to be trained on")
         _written(data, part_file)
