@@ -48,7 +48,7 @@ def test_generate(cli: Cli, seen: Counter[tuple[str, str]], more: tuple[str, ...
 def test_prove(cli: Cli, seen: Counter[tuple[str, str]], write: Write) -> None:
     prompts = write("prompts.txt", "def add\nreturn a\n")
     pair = ("--model", cli.target, "--draft-model", cli.draft)
-    assert cli.run("prove", *pair, *PROVE, *PARTS, "--prompts", prompts).exit_code in (0, 1)
+    assert cli.run("prove", *pair, *PROVE, *PARTS, "--prompts", prompts).exit_code == 0
     assert set(seen.values()) == {1}
     assert seen["locate", "target"] == seen["locate", "draft"] == 1
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import application
-from forerun.theory.formulas import expected_tokens, optimal_length, speedup
+from forerun.theory.formulas import optimal_length, speedup
 from tests.helpers.command_line import Write
 from tests.helpers.refusals import refused
 from tests.helpers.simulate_command import cells, content, simulate
@@ -73,8 +73,10 @@ def test_rows_are_the_formulas() -> None:
     assert len(result["rows"]) == 3 * 2 * 5
     for row in result["rows"]:
         alpha, ratio, length = row["acceptance"], row["cost_ratio"], row["length"]
-        assert row["speedup"] == pytest.approx(speedup(alpha, length, ratio))
-        assert row["tokens_per_round"] == pytest.approx(expected_tokens(alpha, length))
+        # 1 + α + … + α^length tokens, for `length` drafted ones and a forward.
+        tokens = sum(alpha**count for count in range(length + 1))
+        assert row["tokens_per_round"] == pytest.approx(tokens)
+        assert row["speedup"] == pytest.approx(tokens / (1 + ratio * length))
         assert row["cost_per_token"] == pytest.approx(1 / row["speedup"])
         assert row["pays"] is (row["speedup"] > 1)
     for alpha in (0.4, 1.0):

@@ -45,7 +45,10 @@ def test_labels_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("curve", [[], [(0, {})]])
 def test_a_training_without_validations(curve: list[tuple[int, dict[str, float]]]) -> None:
-    ElementTree.fromstring(draw(curve, "empty"))
+    root = ElementTree.fromstring(draw(curve, "empty"))
+    assert root.attrib["aria-label"] == "empty"
+    (line,) = root.iter(f"{SVG}polyline")
+    assert (line.attrib["class"], len(points(line))) == ("curve plain", 1)
 
 
 def test_the_log_is_read(tmp_path: Path) -> None:
