@@ -29,9 +29,10 @@ from forerun.engine.config import DraftSampling
 from forerun.engine.engine import Engine
 from forerun.heads.dspark import DSparkConfig, DSparkHead
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
-from forerun.heads.medusa import MedusaConfig, MedusaHead, new_tensors
+from forerun.heads.medusa import MedusaConfig, MedusaHead
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
+from forerun.training.medusa import new_tensors
 from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
 from tests.helpers.exit_layers import head_of

@@ -81,6 +81,7 @@ FAITHFUL: dict[str, tuple[Make, str]] = {
     "eagle3-other-layers": (other_layers, "eagle3"),
     "eagle3-absolute-ids": (absolute, "eagle3"),
     "eagle3-all-tokens": (without_mapping, "eagle3"),
+    "eagle3-in-few-bits": (lambda: replace(eagle3_head(), in_few_bits=True), "eagle3"),
     "eagle3-scaled-rope": (two_dialects_of_rope, "eagle3"),
     "dspark": (dspark_head, "dspark"),
     "dspark-from-speculators": (lambda: wrapped_dspark_head(sample_from_anchor=True), "dspark"),

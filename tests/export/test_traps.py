@@ -531,7 +531,7 @@ def test_every_finding_says_what_to_do() -> None:
         for finding in check_head(make(), TARGET):
             assert finding.problem
             assert finding.remedy
-            assert not finding.text.endswith("..")
+            assert not (finding.problem + finding.remedy).endswith(".")
 
 
 def test_unknown_engines_and_heads_are_refused() -> None:

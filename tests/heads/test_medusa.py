@@ -14,8 +14,9 @@ from torch import Tensor
 
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.heads.files import HeadFiles, write_head
-from forerun.heads.medusa import MedusaConfig, MedusaHead, new_tensors, read_tensors
+from forerun.heads.medusa import MedusaConfig, MedusaHead, read_tensors
 from forerun.testing import ToyModel
+from forerun.training.medusa import new_tensors
 from tests.helpers.layered import LayeredToyModel
 from tests.helpers.medusa_heads import Made, published
 

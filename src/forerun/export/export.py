@@ -56,7 +56,8 @@ def export_head(
             f"{head.name} holds Medusa's heads, which have one layout, their own; copy the directory."
         )
     config, tensors = _MAKERS[layout](head, target, verifier)
-    result = replace(head, config=config, tensors=tensors, weight_files=())
+    # Matrices in few bits are written in the type that they were read in.
+    result = replace(head, config=config, tensors=tensors, weight_files=(), in_few_bits=False)
     found = defects(check_head(result, target, engines or LAYOUTS[layout]))
     if found:
         reasons = "; ".join(dict.fromkeys(finding.problem for finding in found))

@@ -46,11 +46,6 @@ class Finding:
     problem: str
     remedy: str
 
-    @property
-    def text(self) -> str:
-        """Problem and remedy as one sentence."""
-        return f"{self.problem[0].upper()}{self.problem[1:]}; {self.remedy}."
-
 
 Engines = str | Sequence[str]
 """One engine, or several; `{engine}` in a problem stands for the title of each."""

@@ -35,7 +35,6 @@ from forerun.heads.layers import (
 from forerun.models.architecture import Architecture
 from forerun.models.modules import modules_for
 
-_ARCHITECTURE = "Qwen3DSparkModel"
 # Keys of variants whose forward differs.
 _VARIANTS = ("conv_kernel_size", "selector_rank", "projector_type")
 

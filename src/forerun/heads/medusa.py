@@ -284,29 +284,6 @@ def tensor_name(name: str) -> str:
     return f"lm_heads.{head}.{part}"
 
 
-def new_tensors(config: MedusaConfig, *, spread: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
-    """Weights of untrained heads.
-
-    With a spread of 0 each head gives the logits of the output matrix for the state itself, the
-    starting point of Medusa's training.
-
-    Args:
-        config: architecture of the heads.
-        spread: scale of a block's contribution; weights have a standard deviation of spread /
-            sqrt(hidden_size).
-        seed: seed of the weights.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    deviation = config.hidden_size**-0.5
-    tensors = {}
-    for name, shape in config.shapes().items():
-        scale = deviation if name.startswith("lm_heads") else spread * deviation
-        tensors[name] = torch.randn(shape, generator=generator) * scale
-        if name.endswith("bias"):
-            tensors[name].zero_()
-    return tensors
-
-
 def _of_layer(
     tensors: Mapping[str, Tensor], config: MedusaConfig, layer: int, part: str
 ) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
-from forerun.heads.medusa import MedusaConfig, new_tensors
+from forerun.heads.medusa import MedusaConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
 from forerun.training.objective import Drafts, Objective
@@ -48,6 +48,29 @@ class MedusaModule(NamedModule):
                 state = state + functional.silu(self.linear(state, name.removesuffix(".weight")))
             states.append(state)
         return torch.stack(states, -2)
+
+
+def new_tensors(config: MedusaConfig, *, spread: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
+    """Weights of untrained heads.
+
+    With a spread of 0 each head gives the logits of the output matrix for the state itself, the
+    starting point of Medusa's training.
+
+    Args:
+        config: architecture of the heads.
+        spread: scale of a block's contribution; weights have a standard deviation of spread /
+            sqrt(hidden_size).
+        seed: seed of the weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    deviation = config.hidden_size**-0.5
+    tensors = {}
+    for name, shape in config.shapes().items():
+        scale = deviation if name.startswith("lm_heads") else spread * deviation
+        tensors[name] = torch.randn(shape, generator=generator) * scale
+        if name.endswith("bias"):
+            tensors[name].zero_()
+    return tensors
 
 
 @dataclass(frozen=True)
