@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from forerun.bench.kv.reading import CacheReading, Score, TimedToken
-from forerun.bench.kv.request import LONGEST_QUESTION, KvRequest, Setting
+from forerun.bench.kv.request import LONGEST_QUESTION, CacheSetting, KvRequest
 from forerun.bench.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
@@ -71,7 +71,7 @@ class KvEngines:
         self._load = load
         self._made: dict[tuple[Any, ...], Engine] = {}
 
-    def of(self, setting: Setting) -> Engine:
+    def of(self, setting: CacheSetting) -> Engine:
         """The engine of a setting."""
         key = tuple(sorted(setting.model.items()))
         if key not in self._made:
@@ -88,7 +88,7 @@ class KvEngines:
 
 
 def measure(
-    request: KvRequest, settings: Sequence[Setting], engines: KvEngines, text: str
+    request: KvRequest, settings: Sequence[CacheSetting], engines: KvEngines, text: str
 ) -> Iterator[KvRow]:
     """All settings at all contexts; of each context the first setting is what others are compared with.
 
@@ -147,7 +147,7 @@ class _Reader:
     def __init__(
         self,
         request: KvRequest,
-        setting: Setting,
+        setting: CacheSetting,
         engine: Engine,
         stack: Haystack,
         base: _Reader | None,

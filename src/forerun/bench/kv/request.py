@@ -108,7 +108,7 @@ LONGEST_QUESTION = 128
 
 
 @dataclass(frozen=True)
-class Setting:
+class CacheSetting:
     """A setting of the cache.
 
     Args:
@@ -142,23 +142,25 @@ def run(request: KvRequest) -> Result:
     return answer(request)
 
 
-def settings_of(request: KvRequest) -> list[Setting]:
+def settings_of(request: KvRequest) -> list[CacheSetting]:
     """The full cache, then all others.
 
     Raises:
         ConfigError: for a budget that the tokens that always stay exceed.
     """
-    precisions = [Setting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes]
+    precisions = [
+        CacheSetting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes
+    ]
     evicting = list(_evicting(request))
     both = [
-        Setting(f"{one.label}, {name}", {**one.load, "kv_dtype": name})
+        CacheSetting(f"{one.label}, {name}", {**one.load, "kv_dtype": name})
         for one in evicting
         for name in (request.kv_dtypes if request.combined else ())
     ]
-    return [Setting(FULL), *precisions, *evicting, *both]
+    return [CacheSetting(FULL), *precisions, *evicting, *both]
 
 
-def _evicting(request: KvRequest) -> Iterator[Setting]:
+def _evicting(request: KvRequest) -> Iterator[CacheSetting]:
     if request.methods == NO_METHOD:
         return
     for method in request.methods or METHODS.names():
@@ -169,4 +171,4 @@ def _evicting(request: KvRequest) -> Iterator[Setting]:
         for label, size in sizes:
             compression = {"kv_method": method, **changes(request.kept), **size}
             pick(Compression, compression)
-            yield Setting(f"{method} {label}", {"compression": compression})
+            yield CacheSetting(f"{method} {label}", {"compression": compression})
