@@ -20,7 +20,7 @@ from forerun.policies import auto, stretch
 from forerun.policies.acceptance import Acceptance
 from forerun.policies.auto import AutoOptions, AutoPolicy
 from forerun.policies.beliefs import Beliefs, Member
-from forerun.policies.budget import Account
+from forerun.policies.budget import LEAST, RESTORED, Account
 from forerun.policies.costs import Curve, DraftTimes, LiveCosts
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.lengths import ALONE, Offer, best_lengths
@@ -187,6 +187,19 @@ def test_what_was_learned_is_where_the_next_one_begins() -> None:
     second.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
     second.restore(first.learned)
     assert second.plan([request])[0].num_tokens > 3
+
+
+@pytest.mark.parametrize("values", [[1e9, 1e9], [RESTORED + 1.0, 0.0], [-1e9, -1e9]])
+def test_no_file_raises_what_may_be_lost_or_denies_it_for_ever(values: list[float]) -> None:
+    account = Account(0.02, 1.0)
+    account.restore(values)
+    account.grant(1000.0)
+    # The first request's tuition, and a share of its time.
+    assert LEAST <= account.credit <= RESTORED + 1.0 + 0.02 * 1000.0
+    assert account.learned[1] <= 1.0
+    for _ in range(300):
+        account.settle(1.0, 1.0, 0.0)
+    assert account.credit > 0.0
 
 
 def test_a_new_namespace_begins_as_all_of_them_were_and_goes_its_own_way() -> None:

@@ -335,7 +335,7 @@ class AutoPolicy(BasePolicy):
             return self._rounds_of_rest(requests, texts)
         for request, own in zip(requests, offers, strict=True):
             self._outlook.price(request, own, batch_size)
-        credit = self._beliefs.account.stake
+        credit = self._beliefs.account.credit
         found, best, offered = None, list[Offer](), list[Text]()
         if credit > 0.0:
             for text, own in zip(texts, offers, strict=True):

@@ -14,8 +14,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 12, 1024
 # Share of the first requests' time that may be lost in learning, beyond the first SHORT plain rounds of each:
 # nothing is learned in an answer that ends there.
 TUITION, SHORT = 0.05, 8.0
-# Share of the credit that a round may lose, and plain rounds that it may lose while there are so many.
-STAKE, SHORT_DRAFT = 0.3, 0.8
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
 # Bounds of the credit, in plain rounds. Losses below LEAST are forgiven: drafts are only tried if they can be
@@ -56,14 +54,6 @@ class Account:
         self._tuition -= tuition
         self._advanced += more
         self.credit += tuition + more
-
-    @property
-    def stake(self) -> float:
-        """Plain rounds that the next round may lose.
-
-        A share, so that a text may begin badly, but enough for a short draft.
-        """
-        return max(STAKE * self.credit, min(self.credit, SHORT_DRAFT))
 
     def charge(self, loss: float) -> None:
         """Subtract a loss outside of rounds."""

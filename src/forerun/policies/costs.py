@@ -352,13 +352,9 @@ class LiveCosts:
         expected = times(depth)
         if pending <= MUCH or looks_up:
             least = max(expected, LOOKUP * self.plain_seconds(batch_size))
-            usual, kind = median_low(seconds) / least, (name, batch_size)
-            if cold or times.timed < COLD:
-                # Neither does a cold draft tell of later ones, nor what was before it.
-                self._last.pop(kind, None)
-                usual = min(usual, 1.0)
-            else:
-                usual = self._usual(kind, usual)
+            usual, is_cold = median_low(seconds) / least, cold or times.timed < COLD
+            # A cold draft is no reason to think later ones slower.
+            usual = min(usual, 1.0) if is_cold else self._usual((name, batch_size), usual)
             times.observe(depth, usual * least, len(seconds))
             return len(seconds) * times(depth), 0.0
         expected *= len(seconds)
