@@ -27,12 +27,13 @@ from forerun.diffusion.quality import (
     feature_distance,
     label_accuracy,
     psnr,
-    roughness,
     temporal_consistency,
 )
 from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
+from forerun.errors import ConfigError
 from forerun.files import write_text
+from forerun.measure.intervals import Interval, mean
 from forerun.measure.turns import in_turns
 from recipes.digits import NUM_FRAMES, draw_clips, load_digits
 
@@ -41,6 +42,33 @@ MAIN = VideoLatentCacheConfig(key_frames=5, refine_steps=8, finish_key_frames=Fa
 FEWER_STEPS = (24, 16, 14, 12, 8)
 SHOWN_CLIPS = 4
 SHOWN_FRAMES = range(0, NUM_FRAMES, 2)
+
+
+def roughness(clips: Tensor) -> Interval:
+    """Unevenness of motion in clips: mean acceleration of the digit's centre, in pixels per frame².
+
+    The centre is the centre of brightness. A digit in uniform motion has no acceleration; a digit that
+    jumps between frames has a large one. Clips are `[B, F, 1, H, W]` in [0, 1], of at least 3 frames.
+
+    Raises:
+        ConfigError: for shorter clips.
+    """
+    if clips.shape[1] < 3:
+        raise ConfigError("an acceleration needs clips of at least 3 frames.")
+    centres = brightness_centres(clips)
+    bends = centres[:, 2:] - 2.0 * centres[:, 1:-1] + centres[:, :-2]
+    return mean(bends.norm(dim=-1).mean(1).numpy())
+
+
+def brightness_centres(clips: Tensor) -> Tensor:
+    """Centre of brightness of each frame in pixels, `[B, F, 2]`, of clips `[B, F, 1, H, W]`."""
+    light = clips[:, :, 0].double().clamp_min(0.0)
+    total = light.sum((-2, -1)).clamp_min(1e-9)
+    rows = torch.arange(light.shape[-2], dtype=torch.float64)
+    columns = torch.arange(light.shape[-1], dtype=torch.float64)
+    down = (light.sum(-1) * rows).sum(-1) / total
+    across = (light.sum(-2) * columns).sum(-1) / total
+    return torch.stack((down, across), -1)
 
 
 def settings() -> dict[str, VideoLatentCacheConfig]:

@@ -17,7 +17,6 @@ from forerun.diffusion.quality import (
     label_accuracy,
     mean_squared_error,
     psnr,
-    roughness,
     temporal_consistency,
 )
 from forerun.diffusion.sheets import save_clips, save_sheet
@@ -68,23 +67,6 @@ def test_label_accuracy(classifier: Classifier) -> None:
     assert label_accuracy(classifier, images, labels).value == 1.0
     wrong = [(label + 1) % 10 for label in labels]
     assert label_accuracy(classifier, images, wrong).value == 0.0
-
-
-def moving(step: float, jump: float = 0.0) -> torch.Tensor:
-    """A bright square that moves straight on, with a jump to and fro."""
-    clip = torch.zeros(1, 8, 1, 32, 32)
-    for frame in range(8):
-        across = round(4 + step * frame + jump * (frame % 2))
-        clip[0, frame, 0, 10:14, across : across + 4] = 1.0
-    return clip
-
-
-def test_roughness_is_the_acceleration_of_the_centre() -> None:
-    assert roughness(moving(2.0)).value == pytest.approx(0.0, abs=1e-9)
-    # To and fro by 3 pixels: an acceleration of 6 at each frame.
-    assert roughness(moving(2.0, 3.0)).value == pytest.approx(6.0)
-    with pytest.raises(ConfigError, match="3 frames"):
-        roughness(moving(1.0)[:, :2])
 
 
 def test_consistency_of_still_and_of_unrelated_frames(classifier: Classifier) -> None:

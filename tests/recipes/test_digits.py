@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from forerun.diffusion.quality import brightness_centres
+from benchmarks.diffusion_video import brightness_centres
 from recipes.diffusion import clip_loss, velocity_loss
 from recipes.diffusion_models import drop_labels, embed_labels, make_image_unet, make_scheduler
 from recipes.digits import bounce, draw_clips, draw_images, load_digits
