@@ -200,7 +200,7 @@ def _value(field: str, row: Row) -> str:
 _COLUMNS: dict[str, Any] = {
     "passes": lambda row: f"{row['calls']} of {row['full_calls']}",
     "evaluations": _evaluations,
-    "seconds fewer by": lambda row: f"{row['speedup']:.2f} ({row['least']:.2f}-{row['most']:.2f})",
+    "times as fast": lambda row: f"{row['speedup']:.2f} ({row['least']:.2f}-{row['most']:.2f})",
     "PSNR in dB": lambda row: "" if row["exactness"] == "exact" else f"{row['psnr']['value']:.1f}",
     "Fréchet": partial(_value, "frechet"),
     "right labels": partial(_value, "accuracy"),
