@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from forerun.errors import ConfigError
-from forerun.options import Text, from_mapping, option, options
+from forerun.options import Text, changes, from_mapping, option, options
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """A function `mask(committed_ids, drafted_ids)` that returns the tokens allowed next.
@@ -201,3 +201,34 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     logprobs_mode: Literal["raw", "processed"]
+
+
+# Parameters that say when a request ends and what is reported, not how tokens are drawn.
+_NOT_SAMPLING = frozenset(
+    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logprobs_mode")
+)
+
+
+def in_words(params: SamplingParams, from_model: Sequence[str] = ()) -> str:
+    """Sentence on how tokens are drawn, and which of that the model's own defaults say."""
+    names = [name for name in changes(params) if name not in _NOT_SAMPLING]
+    shown = {name: _value(getattr(params, name)) for name in names}
+    if params.greedy:
+        # Nothing that filters or shapes a row changes its largest entry.
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            shown.pop(name, None)
+        shown = {"greedy": "(temperature 0)"} | shown
+    else:
+        shown = {"temperature": f"{params.temperature:g}"} | shown
+    chosen = {*from_model, *(["greedy"] if "temperature" in from_model else [])}
+    theirs = [f"{name} {value}" for name, value in shown.items() if name in chosen]
+    own = [f"{name} {value}" for name, value in shown.items() if name not in chosen]
+    if theirs:
+        theirs[-1] += " (the model's defaults)"
+    return ", ".join(own + theirs)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float | int):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"of {len(value)} tokens" if hasattr(value, "__len__") else "on"

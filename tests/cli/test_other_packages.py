@@ -53,7 +53,7 @@ def test_variables_and_files_hold_them_too(
     ("options", "words"),
     [
         (("volume=12",), ["volume is 12", "[1, 11]"]),
-        (("volume=loud",), ["'--method-option'", "'loud' is not a valid integer"]),
+        (("volume=loud",), ["--method-option", "'loud' is not a valid integer"]),
         (("volum=3",), ["unknown speculative option 'volum'", "'volume'"]),
         (("volume",), ["'volume'", "NAME=VALUE"]),
         (("volume=3", "volume=4"), ["gives an option twice"]),

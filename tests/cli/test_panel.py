@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.panel import drafting, sampling
+from forerun.cli.panel import drafting
 from forerun.core import PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.params import SamplingParams
+from forerun.params import SamplingParams, in_words
 from forerun.policies.fixed import FixedPolicy
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.command_line import Cli
@@ -113,7 +113,7 @@ def test_a_last_token_is_no_reason_for_a_whole_text(one: Engine) -> None:
     ids=str,
 )
 def test_sampling_in_words(params: dict[str, Any], from_model: tuple[str, ...], text: str) -> None:
-    assert sampling(SamplingParams(**params), from_model) == text
+    assert in_words(SamplingParams(**params), from_model) == text
 
 
 def test_sampling_is_shown_and_reported(cli: Cli) -> None:

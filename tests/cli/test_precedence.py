@@ -8,11 +8,11 @@ import inspect
 import pytest
 
 from forerun.cli.asked import sampling_params, speculation
-from forerun.cli.derived import OWN_SECTIONS
 from forerun.cli.flags import generate_options
 from forerun.cli.generate import command
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
+from forerun.engine.speculation_options import OWN_SECTIONS
 from forerun.params import SamplingParams
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused

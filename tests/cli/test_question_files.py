@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from forerun.bench.request import BenchRequest
+from forerun.bench.run import questions_of
 from forerun.bench.tune.report import sample_of
-from forerun.cli.bench import _questions
 from forerun.cli.prove import _read_texts
 from forerun.measure.questions import read_questions
 
@@ -22,9 +23,8 @@ KINDS = {
     "text": {"text": "text", "category": "named"},
     "string": "string",
 }
-BENCH = {"limit": None, "skip_bad": False, "by_file": False}
 READERS: dict[str, Callable[[list[str]], list[str]]] = {
-    "bench": lambda paths: [q.turns[0] for q in _questions({"prompts": paths, **BENCH})],
+    "bench": lambda paths: [q.turns[0] for q in questions_of(BenchRequest(prompts=tuple(paths)))],
     "prove": lambda paths: _read_texts({"prompts": paths}),
     "train data": lambda paths: [q.turns[0] for q in read_questions(paths)],
     "tune": lambda paths: [q.turns[0] for q in sample_of(paths, 99)],

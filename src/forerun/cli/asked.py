@@ -10,16 +10,16 @@ import click
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.combinations import check_context, yields
-from forerun.cli.derived import OWN_SECTIONS, RENAMED
+from forerun.cli.derived import RENAMED
 from forerun.cli.foreign import METHODS
 from forerun.cli.options import given
-from forerun.cli.param_types import type_of
 from forerun.cli.speculative_json import read_speculative_json
 from forerun.compression import Compression
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.resolve import Resolved, choose, default_method, pick_method
+from forerun.engine.speculation_options import OWN_SECTIONS, with_method_options
 from forerun.errors import ConfigError
 from forerun.options import pick, schema_of
 from forerun.params import SamplingParams
@@ -87,36 +87,7 @@ def _own_options(ctx: click.Context, values: Mapping[str, Any], kind: type) -> d
         kind: the class that says first how `--method-option` is read.
     """
     own = {name: values[name] for name in sorted(_names(OWN_SECTIONS.values())) if given(ctx, name)}
-    return add_method_options(ctx, values, own, kind)
-
-
-def add_method_options(
-    ctx: click.Context, values: Mapping[str, Any], own: dict[str, Any], *kinds: type
-) -> dict[str, Any]:
-    """Options of methods and policies with what `--method-option` gives besides.
-
-    Args:
-        kinds: classes that say first how it is read.
-
-    Raises:
-        ConfigError: for what is no option with a value, or is given twice.
-    """
-    parameter = next(param for param in ctx.command.params if param.name == "method_option")
-    schemas = {
-        name: schema
-        for owner in (*OWN_SECTIONS.values(), *kinds)
-        for name, schema in schema_of(owner).items()
-    }
-    for text in values["method_option"]:
-        key, equals, value = text.partition("=")
-        name = key.strip().replace("-", "_")
-        if not equals or name in own:
-            problem = "gives an option twice" if equals else "is not NAME=VALUE"
-            raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
-        own[name] = value
-        if name in schemas:
-            own[name] = type_of(name, schemas[name]).convert(value, parameter, ctx)
-    return own
+    return with_method_options(values["method_option"], own, kind)
 
 
 def open_checkpoint(values: dict[str, Any]) -> Checkpoint:

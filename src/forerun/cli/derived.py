@@ -18,19 +18,14 @@ from forerun.drafters import DRAFTERS
 from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
+from forerun.engine.speculation_options import OWN_SECTIONS
 from forerun.errors import ConfigError
 from forerun.flags import flags_of
 from forerun.options import schema_of
-from forerun.policies import POLICIES
 
 # Where a flag cannot be called as its field.
 RENAMED = {"model": "draft_model", "revision": "draft_revision"}
 SPECULATION = "Speculation"
-# Sections of the help with the options that have flags of their own.
-OWN_SECTIONS: dict[str, type] = {
-    **{f"Method {name}": drafter.options for name, drafter in DRAFTERS.items()},
-    **{f"Policy {name}": policy.options for name, policy in POLICIES.items()},
-}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

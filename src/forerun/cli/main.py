@@ -71,7 +71,13 @@ TRAIN = {
     },
 }
 COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
-    "bench": ("forerun.cli.bench", "Which drafter pays for your model and prompts, and how much."),
+    "bench": Row(
+        "forerun.bench.request",
+        "Which drafter pays for your model and prompts, and how much.",
+        example="forerun bench --model smollm2 --prompts mine.jsonl",
+        assumed="measuring the likely drafters on built-in prompts",
+        files=("html", "markdown"),
+    ),
     "bench kv": Row(
         "forerun.bench.kv.request",
         "What each setting of the cache costs in quality, and what it saves.",

@@ -11,8 +11,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.files import printable
 from forerun.measure.paired import Comparison
-from forerun.options import changes
-from forerun.params import SamplingParams
+from forerun.params import in_words
 
 _BAR_WIDTH = 20
 # Why all of a run, or so many of its rounds, drafted nothing.
@@ -30,10 +29,6 @@ _REASONS = {
     PlainReason.EVICTS: ("the cache evicted tokens", "where the cache evicts tokens"),
     PlainReason.POLICY: ("the policy planned none", "as the policy planned"),
 }
-# Parameters that say when a request ends and what is reported, not how tokens are drawn.
-_NOT_SAMPLING = frozenset(
-    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logprobs_mode")
-)
 _ENDS = {
     FinishReason.STOP: "the end of the text, or a stop string",
     FinishReason.LENGTH: "the limit was reached",
@@ -52,7 +47,7 @@ def summary(outcome: Outcome) -> Panel:
     table.add_row("drafter", _drafter(outcome.engine.config))
     table.add_row("prompt", "by the chat template" if outcome.prompt.template else "as it is: raw")
     if outcome.params is not None:
-        table.add_row("sampling", sampling(outcome.params, outcome.from_model))
+        table.add_row("sampling", in_words(outcome.params, outcome.from_model))
     reason = outcome.finish_reason
     table.add_row("ended by", f"{reason}: {_ENDS[FinishReason(reason)]}")
     table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
@@ -76,31 +71,6 @@ def summary(outcome: Outcome) -> Panel:
         _add_comparison(table, outcome.comparison)
     table.add_row("exactness", str(outcome.engine.exactness))
     return Panel(table, expand=False)
-
-
-def sampling(params: SamplingParams, from_model: tuple[str, ...]) -> str:
-    """How tokens were drawn, and which of that the model's own defaults said."""
-    names = [name for name in changes(params) if name not in _NOT_SAMPLING]
-    shown = {name: _value(getattr(params, name)) for name in names}
-    if params.greedy:
-        # Nothing that filters or shapes a row changes its largest entry.
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            shown.pop(name, None)
-        shown = {"greedy": "(temperature 0)"} | shown
-    else:
-        shown = {"temperature": f"{params.temperature:g}"} | shown
-    chosen = {*from_model, *(["greedy"] if "temperature" in from_model else [])}
-    theirs = [f"{name} {value}" for name, value in shown.items() if name in chosen]
-    own = [f"{name} {value}" for name, value in shown.items() if name not in chosen]
-    if theirs:
-        theirs[-1] += " (the model's defaults)"
-    return ", ".join(own + theirs)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float | int):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    return f"of {len(value)} tokens" if hasattr(value, "__len__") else "on"
 
 
 def drafting(stats: Stats, engine: Engine) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from forerun.cli.config import as_text
-from forerun.cli.derived import OWN_SECTIONS, RENAMED
+from forerun.cli.derived import RENAMED
 from forerun.cli.options import given, stronger
 from forerun.engine.config import SpeculativeConfig
+from forerun.engine.speculation_options import OWN_SECTIONS
 from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.files import parse_json
 from forerun.options import schema_of

@@ -1,0 +1,156 @@
+"""Request of `forerun bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from forerun.bench.peers import peer_names
+from forerun.bench.peers.process import CALL_SECONDS
+from forerun.bench.settings import CHAIN, FIXED
+from forerun.bench.workloads import BUILT_IN
+from forerun.drafters.lookup.corpus_cache import CorpusOptions
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import ModelOptions
+from forerun.measure.questions import FILES
+from forerun.options import UNIQUE, FileName, Text, known, option, options, part, schema_of
+from forerun.params import SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.report.result import Result
+
+_RULES = {"rejection_sample_method", "draft_sample_method"}
+
+
+@options
+class BenchRequest:
+    """Find out which drafter pays for a model and prompts, in turns with plain decoding.
+
+    Without options it measures the likely drafters for SmolLM2 on built-in prompts, for five minutes.
+    The verdict in words comes first, then a table: every figure is the median over prompts of the ratio
+    to plain decoding of the same prompt just before, with its 95 % interval.
+    """
+
+    prompts: tuple[FileName, ...] = option(
+        default=(), description=f"Your prompts: {FILES}", section="Workload", repeat=True
+    )
+    workloads: tuple[str, ...] = option(
+        default=BUILT_IN,
+        description="Built-in prompts to measure on where there are no --prompts.",
+        excludes=("prompts",),
+    )
+    limit: int | None = Field(
+        default=None, ge=1, le=10**6, description="Questions of each category at most; all."
+    )
+    skip_bad: bool = Field(
+        default=False, description="Leave out lines that are no questions, counted."
+    )
+    by_file: bool = Field(
+        default=False,
+        description="Categories are files, by their names, and not what questions say.",
+    )
+    minutes: float = Field(
+        default=5.0,
+        ge=0,
+        le=10**5,
+        description="Begin no further prompt after so many; 0 measures all.",
+    )
+    raw: bool = Field(default=False, description="Send texts as they are, without a chat template.")
+    system: str | None = option(
+        default=None, description="A system message before the others.", section="Prompt"
+    )
+    template_var: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="A variable of the chat template, such as enable_thinking=false.",
+    )
+    model: ModelOptions = part(default=ModelOptions(model="smollm2"), section="Model")
+    methods: tuple[str, ...] = option(
+        default=(),
+        description="Drafters, and default: what forerun picks by itself, cold and warm. Left out, the "
+        "likely ones.",
+        section="What to measure (lists: 1,2,4; integers also 1-8)",
+    )
+    draft_model: tuple[Text, ...] = option(
+        default=(),
+        description="A draft model or trained head, for the methods that it is for.",
+        repeat=True,
+    )
+    lengths: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], UNIQUE] = Field(
+        default=(3, 6), description="Tokens to draft a round."
+    )
+    trees: tuple[str, ...] = Field(
+        default=(CHAIN,), description="chain, auto, or JSON files with shapes."
+    )
+    tree_nodes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
+        default=(SpeculativeConfig.num_tree_nodes,), description="Nodes of automatic trees at most."
+    )
+    policies: tuple[str, ...] = Field(
+        default=(FIXED,),
+        description="How far to draft: fixed, so that losses show, auto, adaptive.",
+    )
+    temperatures: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE] = Field(
+        default=(0.0, 1.0), description="0 is greedy."
+    )
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
+        default=(1,), description="Requests at once."
+    )
+    rules: SpeculativeConfig = part(
+        default=SpeculativeConfig,
+        section="Speculation",
+        without=schema_of(SpeculativeConfig).keys() - _RULES,
+    )
+    corpus: CorpusOptions = part(default=CorpusOptions, section="Speculation")
+    method_option: tuple[str, ...] = option(
+        default=(),
+        description="An option of methods or policies as NAME=VALUE, for those that read it.",
+        section="Speculation",
+        repeat=True,
+    )
+    sampling: SamplingParams = part(
+        default=SamplingParams(max_tokens=128),
+        section="Sampling",
+        without=("temperature", "logprobs", "logprobs_mode"),
+    )
+    against: tuple[Annotated[str, known("engine", peer_names)], ...] = option(
+        default=(),
+        description="transformers, llama.cpp, openvino: the same model, prompts and numbers of tokens, plain "
+        "and at the best length of their drafts; greedy, a request at a time.",
+        section="Other engines",
+    )
+    peers_python: FileName | None = Field(
+        default=None, description="The interpreter that has them; this one."
+    )
+    peers_cache: FileName | None = Field(
+        default=None,
+        description="The folder where models that were converted for them are kept; the user's cache.",
+    )
+    peers_limit: float = Field(
+        default=CALL_SECONDS,
+        ge=1,
+        le=10**5,
+        description="Seconds after which one that loads a model or answers a prompt is ended.",
+    )
+    rows: FileName | None = option(
+        default=None,
+        description="Add every measured pair to a new file, as JSON lines, while it runs.",
+        section="Other",
+        excludes=("resume",),
+    )
+    resume: FileName | None = Field(
+        default=None,
+        description="The same with a file of an earlier run, whose pairs are not measured again.",
+    )
+
+
+def run(request: BenchRequest) -> Result:
+    """Each drafter beside plain decoding, prompt by prompt.
+
+    Raises:
+        ForerunError: for a model, method, draft or file that does not fit.
+        Interrupted: with the pairs until then.
+    """
+    from forerun.bench.run import answer
+
+    return answer(request)
