@@ -13,6 +13,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.params import SamplingParams
+from tests.helpers.covering import covering
 from tests.helpers.engines import GREEDY, Letters, engine, plain_ids
 from tests.matrix import DRAFTERS, PROMPTS, ROWS, TARGET, DrafterCase
 
@@ -40,8 +41,11 @@ def check_rounds(completion: Completion) -> None:
     assert end <= len(completion.token_ids)
 
 
-@pytest.mark.parametrize("case", DRAFTERS, ids=lambda case: case.name)
-@kinds
+@pytest.mark.parametrize(
+    ("case", "params"),
+    covering(DRAFTERS, [GREEDY, SEEDED]),
+    ids=lambda one: getattr(one, "name", "seeded" if one is SEEDED else "greedy"),
+)
 def test_rounds_add_up_to_the_output(case: DrafterCase, params: SamplingParams) -> None:
     config = SpeculativeConfig(
         num_speculative_tokens=3,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.models import Checkpoint, load_model
 from tests.helpers.backends import BACKENDS
+from tests.helpers.covering import covering
 
 FAMILIES = ["llama", "qwen2-sliding", "gpt2", "gpt_neox", "gemma2"]
 # What gpt2 calls by other names.
@@ -75,10 +76,11 @@ def refused(directory: Path, words: str) -> None:
     assert "config.json" in text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("key", "value", "words"), WRONG, ids=lambda value: str(value)[:20])
-def test_values_that_no_model_has(family: str, key: str, value: Any, words: str, copy: Any) -> None:
-    directory = copy(family)
+@pytest.mark.parametrize(
+    ("family", "wrong"), covering(FAMILIES, WRONG), ids=lambda value: str(value)[:40]
+)
+def test_values_that_no_model_has(family: str, wrong: tuple[str, Any, str], copy: Any) -> None:
+    directory, (key, value, words) = copy(family), wrong
     if family == "gpt2":
         words = words.replace(key, GPT2.get(key, key))
         words = "n_positions" if words == "max_position" else words
@@ -92,12 +94,13 @@ def test_values_that_no_model_has(family: str, key: str, value: Any, words: str,
     refused(directory, words)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "gemma2"])
-@pytest.mark.parametrize(("key", "value", "words"), ROTARY, ids=lambda value: str(value)[:40])
-def test_rotations_that_no_model_has(
-    family: str, key: str, value: Any, words: str, copy: Any
-) -> None:
-    directory = copy(family)
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    covering(["llama", "qwen2-sliding", "gemma2"], ROTARY),
+    ids=lambda value: str(value)[:40],
+)
+def test_rotations_that_no_model_has(family: str, wrong: tuple[str, Any, str], copy: Any) -> None:
+    directory, (key, value, words) = copy(family), wrong
     rewrite(directory, {key: value})
     refused(directory, words)
 

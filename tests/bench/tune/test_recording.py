@@ -19,6 +19,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
+from tests.helpers.covering import covering
 from tests.helpers.recorded import costs, output
 from tests.matrix import DRAFTERS, ROWS, TARGET, DrafterCase
 
@@ -58,8 +59,11 @@ def engine_rounds(
     return done.stats.num_target_forwards
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("case", DRAFTERS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    covering(DRAFTERS, [None, 7]),
+    ids=lambda one: getattr(one, "name", str(one)),
+)
 def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
     case: DrafterCase, seed: int | None
 ) -> None:
