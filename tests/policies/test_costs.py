@@ -132,3 +132,16 @@ def test_drafts_together_teach_what_one_after_the_other_does() -> None:
     assert second == pytest.approx(first, rel=0.1)
     # It counts as no more than a few usual drafts.
     assert second < 0.3
+
+
+def test_a_short_prompt_says_little_of_a_long_one() -> None:
+    """Its first draft runs cold, and what it took would forbid every later try."""
+    costs = LiveCosts()
+    costs.measured("draft", 0.1, 0.2)
+    assumed = costs.prefill_seconds("draft", 1000)
+    costs.observe_draft("draft", False, 1, 4, 12, [3.0])
+    assert costs.prefill_seconds("draft", 1000) < 0.3 * 1000 * 3.0 / 12
+    for _ in range(4):
+        costs.observe_draft("draft", False, 1, 4, 1000, [50.0])
+    assert costs.prefill_seconds("draft", 1000) == pytest.approx(50.0, rel=0.1)
+    assert assumed < 50.0

@@ -39,9 +39,9 @@ FAR = 1e6
 STEADY = 5
 # Assumed cost of a token drafted by a model, and of a lookup, in plain rounds, before one was timed.
 MODEL_TOKEN, LOOKUP = 0.25, 0.01
-# PREFILL: assumed cost of a prompt's token in drafted tokens, before such a prompt was timed. MUCH: pending
-# tokens up to which no prompt is timed.
-PREFILL, MUCH = 0.1, 8
+# PREFILL: assumed cost of a prompt's token in drafted tokens. MUCH: pending tokens up to which no prompt is
+# timed. PROMPT: tokens of a prompt that counts as much as all before it.
+PREFILL, MUCH, PROMPT = 0.1, 8, 64
 
 
 class DraftTimes:
@@ -294,8 +294,11 @@ class LiveCosts:
         """Seconds of the `pending` tokens that a model or head must run before it drafts."""
         if pending < 2:
             return 0.0
-        token = self._prefill.get(name, PREFILL * self.draft(name, False, 1).per_token)
-        return pending * token
+        return pending * self._prefill_token(name)
+
+    def _prefill_token(self, name: str) -> float:
+        """Seconds of a token of a prompt in a model or head that drafts."""
+        return self._prefill.get(name, PREFILL * self.draft(name, False, 1).per_token)
 
     def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
         """Take in rounds with `extra` drafted tokens and the seconds of one round without its draft."""
@@ -358,9 +361,9 @@ class LiveCosts:
             times.observe(depth, usual * least, len(seconds))
             return len(seconds) * times(depth), 0.0
         expected *= len(seconds)
-        share = max(sum(seconds) - expected, 0.0) / pending
-        known = self._prefill.get(name)
-        self._prefill[name] = share if known is None else 0.5 * (known + share)
+        # A short prompt tells little of a token's time, because its first draft runs cold.
+        share, known = max(sum(seconds) - expected, 0.0) / pending, self._prefill_token(name)
+        self._prefill[name] = known + pending / (pending + PROMPT) * (share - known)
         return expected, pending * self._prefill[name]
 
     def measured(self, name: str, token_seconds: float, fixed_seconds: float) -> None:
