@@ -70,6 +70,7 @@ class Use:
         argument: it is a positional argument too.
         repeat: each value of the list is given by a flag of its own.
         names: returns the values that a shell offers.
+        shown: the default in the help, if it depends on the machine.
     """
 
     section: str = ""
@@ -78,6 +79,7 @@ class Use:
     argument: bool = False
     repeat: bool = False
     names: Callable[[], Iterable[str]] | None = None
+    shown: str = ""
 
 
 _USE = {one.name for one in fields(Use)}

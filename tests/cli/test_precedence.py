@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from importlib.machinery import ModuleSpec
 
 import pytest
 
 from forerun.cli.asked import sampling_params, speculation
 from forerun.cli.flags import generate_options
 from forerun.cli.generate import command
+from forerun.cli.groups import every_command
+from forerun.cli.main import application
+from forerun.engine import model_options
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
 from forerun.engine.speculation_options import OWN_SECTIONS
+from forerun.models.zoo import PACKAGED
 from forerun.params import SamplingParams
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
@@ -150,6 +155,28 @@ def test_defaults_are_those_of_load() -> None:
     parameters = inspect.signature(load).parameters
     for name in ("model", "dtype", "device"):
         assert options[name].default == parameters[name].default
+
+
+@pytest.mark.parametrize(("package", "name"), [(ModuleSpec("x", None), "smollm2"), (None, "zoo")])
+def test_the_default_model_is_smollm2_where_it_is_installed(
+    package: ModuleSpec | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {PACKAGED["smollm2"].package: package}
+    monkeypatch.setattr(model_options, "find_spec", installed.__getitem__)
+    assert model_options.default_model() == name
+
+
+def test_every_command_has_the_same_default_model() -> None:
+    """A training names its model, and a head's own files name its target."""
+    defaults = {
+        " ".join(words): param.default
+        for words, command in every_command(application)
+        for param in command.params
+        if param.name == "model" and isinstance(param.default, str)
+    }
+    runs = ("bench", "bench kv", "chat", "demo", "generate", "info", "prove", "roofline", "tune")
+    assert {*runs, "train data"} == defaults.keys()
+    assert set(defaults.values()) == {model_options.DEFAULT_MODEL}
 
 
 def test_a_mistyped_variable_is_noticed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ class BenchRequest:
         default_factory=dict,
         description="A variable of the chat template, such as enable_thinking=false.",
     )
-    model: ModelOptions = part(default=ModelOptions(model="smollm2"), section="Model")
+    model: ModelOptions = part(default=ModelOptions, section="Model")
     methods: tuple[str, ...] = option(
         default=(),
         description="Drafters, and default: what forerun picks by itself, cold and warm. Left out, the "

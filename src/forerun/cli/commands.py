@@ -31,7 +31,7 @@ class Row(NamedTuple):
             behind another the class of the request, if the function takes several.
         about: a line for the help.
         example: a command line that works, for who gives no arguments.
-        assumed: what it does without arguments, where it does something.
+        assumed: what it does without arguments, where it does something; `{model}` is its model.
         files: options of `Files` that it has.
         torch: whether it loads torch, which takes seconds.
         notes: further help by section.

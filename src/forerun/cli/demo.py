@@ -14,6 +14,7 @@ from forerun.cli.flags import AT_LEAST_ONE, json_option
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
 from forerun.report.machine import made_with
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ command = Command(
             "model",
             "Model",
             type=Name(),
-            default="smollm2",
+            default=DEFAULT_MODEL,
+            show_default=DEFAULT_SHOWN,
             help="A checkpoint's directory, a GGUF file, a hub id, zoo or smollm2.",
         ),
         Option(
@@ -199,5 +201,5 @@ command = Command(
     ],
     callback=demo,
     example="forerun demo",
-    assumed="with SmolLM2",
+    assumed="with {model}",
 )

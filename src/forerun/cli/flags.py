@@ -13,6 +13,7 @@ from forerun.cli.options import Option, warn
 from forerun.cli.param_types import FileName, Name, Variable, Whole
 from forerun.cli.session import session_option
 from forerun.compression import Compression
+from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
 from forerun.errors import shown
 from forerun.params import SamplingParams
 
@@ -85,7 +86,6 @@ def chat_options() -> list[click.Parameter]:
         messages_option("A conversation to go on with"),
         *template_options(),
         *model_options(
-            model="smollm2",
             context="Tokens of a conversation at most; left out, the model's context up to 4096.",
         ),
         *cache_options(),
@@ -171,13 +171,11 @@ def _one_text(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> 
     return words[0] if words else None
 
 
-def model_options(
-    dtype: str = "auto", model: str = "zoo", context: str = AS_NEEDED
-) -> list[Option]:
+def model_options(dtype: str = "auto", context: str = AS_NEEDED) -> list[Option]:
     """The options that say which model to run, and where.
 
     Args:
-        dtype, model: defaults.
+        dtype: its default.
         context: help of `--max-context`.
     """
     section = "Model"
@@ -186,7 +184,8 @@ def model_options(
             "model",
             section,
             type=Name(),
-            default=model,
+            default=DEFAULT_MODEL,
+            show_default=DEFAULT_SHOWN,
             help="A checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or "
             "smollm2.",
         ),

@@ -16,6 +16,7 @@ from forerun.cli.flags import json_option, place_options
 from forerun.cli.options import Command, Option
 from forerun.cli.param_types import Name
 from forerun.cli.quiet import quiet_libraries
+from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import size_text
 from forerun.report.machine import made_with
@@ -215,7 +216,14 @@ command = Command(
             metavar="[MODEL]",
             shell_complete=completion("model"),
         ),
-        Option("model", "Model", type=Name(), default="zoo", help="The same, as an option."),
+        Option(
+            "model",
+            "Model",
+            type=Name(),
+            default=DEFAULT_MODEL,
+            show_default=DEFAULT_SHOWN,
+            help="MODEL as an option.",
+        ),
         *place_options(
             context="Tokens to count memory for; left out, the model's context up to 4096."
         ),
@@ -223,5 +231,5 @@ command = Command(
     ],
     callback=info,
     example="forerun info Qwen/Qwen3-4B",
-    assumed="about zoo, the small model that comes with forerun",
+    assumed="about {model}",
 )

@@ -49,7 +49,7 @@ TRAIN = {
         "forerun.training.data_request",
         "Have a model write and answer prompts to train on.",
         example="forerun train data smollm2 --keep-out questions.jsonl",
-        assumed="with texts that zoo writes, into zoo-data.jsonl",
+        assumed="with texts that {model} writes, into {model}-data.jsonl",
     ),
     **{
         kind: Row(
@@ -82,7 +82,7 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "forerun.bench.kv.request",
         "What each setting of the cache costs in quality, and what it saves.",
         example="forerun bench kv -m smollm2 --methods h2o,snapkv --contexts 1k",
-        assumed="all methods of eviction, with SmolLM2",
+        assumed="all methods of eviction, with {model}",
         files=("plot",),
     ),
     "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
@@ -109,7 +109,7 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "forerun.bench.roofline.request",
         "What bounds a model's forwards on this machine.",
         example="forerun roofline -m smollm2",
-        assumed="about zoo, the small model that comes with forerun",
+        assumed="about {model}",
         files=("plot",),
     ),
     "simulate": Row(

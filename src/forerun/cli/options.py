@@ -63,7 +63,7 @@ class Command(click.Command):
 
     Args:
         example: a command line that works, for who gives no arguments.
-        assumed: what the command does without arguments, where it does something.
+        assumed: what the command does without arguments, where it does something; `{model}` is its model.
         notes: further help by section. Sections without options follow the first that has some.
             Called only for the help.
     """
@@ -124,7 +124,8 @@ class Command(click.Command):
         if _TAKEN in ctx.meta:
             click.echo(f"forerun: taken {in_words(ctx.meta[_TAKEN])}", err=True)
         if self._assumed and not any(given(ctx, str(param.name)) for param in self.params):
-            click.echo(f"forerun: {self._assumed}; for more: {self.example}, or --help", err=True)
+            assumed = self._assumed.format(**ctx.params)
+            click.echo(f"forerun: {assumed}; for more: {self.example}, or --help", err=True)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -156,6 +156,6 @@ command = Command(
     params=prove_options(),
     callback=prove,
     example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
-    assumed="proving the zoo's target with its draft model on held-out prompts, for some minutes",
+    assumed="proving {model} on held-out prompts, for some minutes",
     notes=notes,
 )

@@ -105,7 +105,9 @@ def option_of(flag: Flag) -> Option:
             help=f"{text} Repeatable." if several else text,
             callback=partial(_join, flag),
         )
-    how = {"required": True} if flag.required and not flag.use.argument else {"default": default}
+    how: dict[str, Any] = {"default": default, "show_default": flag.use.shown or True}
+    if flag.required and not flag.use.argument:
+        how = {"required": True}
     return Option(flag.name, section, type=Value(flag), help=text, **how)
 
 

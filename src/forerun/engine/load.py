@@ -16,6 +16,7 @@ from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.engine import Engine
+from forerun.engine.model_options import DEFAULT_MODEL
 from forerun.engine.resolve import LoadOptions, Resolved, Speculative, name_of, resolve, split
 from forerun.engine.settings import EngineSettings, check_part
 from forerun.errors import ConfigError
@@ -38,7 +39,7 @@ DEFAULT_CONTEXT = 4096
 
 
 def load(
-    model: str | os.PathLike[str] | Checkpoint | PreTrainedModel = "zoo",
+    model: str | os.PathLike[str] | Checkpoint | PreTrainedModel = DEFAULT_MODEL,
     speculative: Speculative = True,
     *,
     drafter: str | Drafter | None = None,
@@ -57,9 +58,9 @@ def load(
     num_speculative_tokens=3)`, `load(large, draft_model=small)`.
 
     Args:
-        model: `zoo`, the small model that comes with forerun, `smollm2`, a checkpoint's directory,
+        model: `smollm2`, `zoo`, the small model that comes with forerun, a checkpoint's directory,
             a GGUF file, a hub id, an open `Checkpoint`, or a model of transformers (pass its
-            tokenizer too).
+            tokenizer too). Left out, SmolLM2 if its package is installed, else the zoo.
         speculative: configuration of speculation: a config or a mapping of its fields; True picks
             the known draft model or looking up (`suffix`), False decodes plainly.
         drafter: a method's name, or a drafter; instead of the config's `method`.

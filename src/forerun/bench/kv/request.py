@@ -36,7 +36,7 @@ class KvRequest:
     """
 
     model: ModelOptions = part(
-        default=ModelOptions(model="smollm2"), section="Model", without=("max_context", "kv_dtype")
+        default=ModelOptions, section="Model", without=("max_context", "kv_dtype")
     )
     methods: tuple[str, ...] = option(
         default=(),

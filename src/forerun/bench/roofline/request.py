@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN, ModelOptions
 from forerun.options import UNIQUE, Text, option, options, part
 from forerun.simulation.request import ELSEWHERE, HardwareOptions
 
@@ -31,7 +31,9 @@ class RooflineRequest:
     also a config.json, a known model such as llama-3.1-70b, or a count such as 70B.
     """
 
-    model: Text = option(default="zoo", description="The target.", section="Model")
+    model: Text = option(
+        default=DEFAULT_MODEL, shown=DEFAULT_SHOWN, description="The target.", section="Model"
+    )
     draft_model: Text | None = Field(
         default=None,
         description="A draft model beside it; left out, the known one of the model, if there is one.",
