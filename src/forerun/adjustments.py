@@ -22,7 +22,7 @@ _MASKS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prefix:
     """The tokens before a row: the committed tokens of a request and the drafted ones after them."""
 
@@ -39,7 +39,7 @@ class Prefix:
         return len(self.request) + len(self.drafted)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class History:
     """Tokens that occur in a request, bool [V], and their counts in its output, [V]."""
 

@@ -231,7 +231,7 @@ def reads_views(model: CausalLM) -> TypeGuard[ReadsViews]:
     return Ability.VIEWS in model.abilities
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChainRequest:
     """One chain to draft.
 

@@ -81,7 +81,7 @@ class _StoredStates:
             self.states[0] = rest.clone() if count > _FEW else rest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Missing:
     """States that the head must run before it can draft.
 

@@ -19,7 +19,7 @@ CacheParts = Mapping[str, tuple[Tensor, Tensor | None]]
 """Weights and biases of a layer by short name, such as `qkv`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Visibility:
     """The slots that the new tokens of a forward pass see.
 
@@ -159,7 +159,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Visibility, scale:
     return out.transpose(1, 2).reshape(batch, width, heads * size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AttentionStep:
     """The state that all layers of one forward pass share.
 

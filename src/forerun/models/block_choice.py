@@ -75,7 +75,7 @@ class BlockChoice:
         return Chosen(appending, layer, slots, mask)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """Slots of the cache that only some tokens read; read a few tokens at a time, because they are copied.
 

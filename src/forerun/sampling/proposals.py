@@ -17,7 +17,7 @@ from forerun.sampling.draws import draw, draw_coupled
 from forerun.sampling.warping import warp_for_drafts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Children:
     """Tokens after one prefix, in the order in which they are tested.
 

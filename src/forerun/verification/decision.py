@@ -29,7 +29,7 @@ def end_at(node: int) -> int:
     return ~(node + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The tests of a draft; test i is about node i.
 

@@ -16,7 +16,7 @@ from forerun.randomness import Randomness
 from forerun.verification.target_rows import TargetRows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pending:
     """A verdict that waits for numbers from the device.
 
