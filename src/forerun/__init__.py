@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forerun.errors import ForerunError
     from forerun.monitor import Monitor
     from forerun.params import SamplingParams
+    from forerun.report.result import Result
 
 __version__ = "0.1.0"
 
@@ -59,7 +60,19 @@ __all__ = [
     "TokenEvent",
     "__version__",
     "load",
+    "run",
 ]
+
+
+def run(command: str, **options: Any) -> Result:
+    """The result of a command, such as `run("bench", model="smollm2")`; its options are those of the flags.
+
+    Raises:
+        UnknownNameError: for a command that does not exist or gives no result, or an unknown option.
+        ForerunError: as the command does.
+    """
+    result: Result = importlib.import_module("forerun.cli.commands").call(command, options)
+    return result
 
 
 def __getattr__(name: str) -> Any:

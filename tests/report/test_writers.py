@@ -7,10 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from forerun.errors import ConfigError
 from forerun.report.chart import Bar, Bars, Curves, Line, Picture, Span, Spans
 from forerun.report.html import page
 from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown, document, heading, line
+from forerun.report.plot import figure_of
 from forerun.report.result import Figure, Result, Sentence
 from forerun.report.svg import image, svg
 from forerun.report.table import Cell, Mark, Table, long_table
@@ -100,3 +102,15 @@ def test_the_object_is_what_the_command_says_or_its_fields() -> None:
     assert said == {**begun, "settings": {"s": 2}, "a": 1}
     fields = Result("m", {"s": 1}, [{"r": 2}], facts={"f": 3}).as_dict()
     assert fields == {**begun, "mode": "m", "settings": {"s": 1}, "f": 3, "rows": [{"r": 2}]}
+
+
+def test_a_page_holds_the_notes_and_the_legend_of_its_tables() -> None:
+    marked = Table("t", ["a"], [[[Cell("1", Mark.SLOWER)]]], notes=["a note below it"])
+    text = page(Result(tables=[marked], title="x"))
+    assert "a note below it" in text
+    assert f"{Mark.SLOWER} " in text
+
+
+def test_a_result_without_charts_is_refused_by_the_drawer() -> None:
+    with pytest.raises(ConfigError, match="no chart"):
+        figure_of([])

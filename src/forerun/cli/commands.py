@@ -15,8 +15,8 @@ from forerun.cli.config import config_option
 from forerun.cli.options import Command, Note
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.requests import params_of, read_given
-from forerun.errors import ConfigError
-from forerun.flags import named, request_from
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ class Files:
 
 def command_of(name: str, row: Row) -> click.Command:
     """The command of a row, with the options of its request."""
-    module_name, function, request = f"{row.module}::".split(":")[:3]
-    module = importlib.import_module(module_name)
-    run = getattr(module, function or "run")
-    kind = getattr(module, request or run.__annotations__["request"])
+    run, kind = _parts(row)
     taken = ("json", *row.files)
 
     @click.pass_context
@@ -113,6 +110,29 @@ def command_of(name: str, row: Row) -> click.Command:
         assumed=row.assumed,
         notes=row.notes,
     )
+
+
+def _parts(row: Row) -> tuple[Callable[[Any], Result], type[Any]]:
+    """The function that answers, and the class of its request."""
+    module_name, function, request = f"{row.module}::".split(":")[:3]
+    module = importlib.import_module(module_name)
+    run = getattr(module, function or "run")
+    return run, getattr(module, request or run.__annotations__["request"])
+
+
+def call(command: str, options: Mapping[str, Any]) -> Result:
+    """The result of a command with these options, as `forerun.run` gives it.
+
+    Raises:
+        UnknownNameError: for a command that does not exist or gives no result, or an unknown option.
+    """
+    from forerun.cli.main import rows
+    from forerun.report.result import answer
+
+    if command not in (known := rows()):
+        raise UnknownNameError("command", command, known)
+    run, kind = _parts(known[command])
+    return answer(run, request_from(kind, Given(dict(options))))
 
 
 def _answered(run: Callable[[Any], Result], request: Any, row: Row) -> Result:

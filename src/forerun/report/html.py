@@ -38,6 +38,7 @@ def page(result: Result) -> str:
         parts += [f"<h2>{escape(title)}</h2>", *map(_figure, figures)]
     parts += ["<h2>All figures</h2>", *map(_table, result.tables), "<h2>How it was measured</h2>"]
     said = [*(as_sentence(ending).text for ending in result.endings), *result.notes]
+    said += result.legend
     items = [f"<li>{escape(text)}</li>" for text in said]
     items += [
         f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in result.described.items()
@@ -79,7 +80,8 @@ def _table(table: Table) -> str:
         for first, *others in table.rows
     )
     shown = f"<table{heat}><tr>{head}</tr>{lines}</table>"
-    return f"<h3>{escape(table.title)}</h3><div class='wide'>{shown}</div>"
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
+    return f"<h3>{escape(table.title)}</h3><div class='wide'>{shown}</div>{notes}"
 
 
 def _cell(cell: Cell) -> str:

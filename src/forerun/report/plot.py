@@ -46,9 +46,15 @@ def draw(file: str, charts: Sequence[Chart]) -> None:
 
 
 def figure_of(charts: Sequence[Chart]) -> Figure:
-    """A figure with the charts below each other, and their legends beside them."""
+    """A figure with the charts below each other, and their legends beside them.
+
+    Raises:
+        ConfigError: without charts.
+    """
     from matplotlib.figure import Figure
 
+    if not charts:
+        raise ConfigError("there is nothing to draw: this result has no chart.")
     grids = [_grid(chart) for chart in charts]
     width = _WIDTH * max(columns for _, columns in grids) + _LEGEND
     rows: list[float] = [rows for rows, _ in grids]

@@ -116,8 +116,8 @@ def _answers(method: str, made: Made, full: Made | None) -> list[str]:
 
     counted = made.evaluations
     said = [
-        f"{len(made.images)} samples ({_exactness(made)}): {counted.calls} passes of the network, "
-        f"{counted.samples} samples in them, {made.seconds:.2f} s"
+        f"{_number(len(made.images), 'sample')} ({_exactness(made)}): {counted.calls} passes of the network, "
+        f"{_number(counted.samples, 'sample')} in them, {made.seconds:.2f} s"
     ]
     if full is not None:
         counted = full.evaluations
@@ -129,6 +129,10 @@ def _answers(method: str, made: Made, full: Made | None) -> list[str]:
         if method != "none":
             said.append(_in_words(method, full.seconds / made.seconds))
     return said
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _in_words(method: str, speedup: float) -> str:
