@@ -17,10 +17,8 @@ from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.heads.files import CARD, OWN, HeadFiles, open_head, write_head
-from forerun.heads.layers import draft_ids
+from forerun.heads.files import CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.cpu.threads import num_threads
 from forerun.models.placement import Placement
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import (
@@ -34,12 +32,18 @@ from forerun.training.draft import draft_model
 from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
 from forerun.training.layer_skip import layer_skip
-from forerun.training.loop import Spent, Trainer, TrainingSettings
+from forerun.training.loop import Spent, Trainer, TrainingSettings, threads_of
 from forerun.training.medusa import medusa
 from forerun.training.processes import join, locked
 from forerun.training.result import CERTIFICATE, PICTURE, TrainingReport, card_of, draw
 from forerun.training.settings import DrafterSettings, HeadSettings
-from forerun.training.untrained import Untrained, frequent_ids
+from forerun.training.untrained import (
+    Untrained,
+    frequent_ids,
+    ids_of,
+    take_weights,
+    tokens_of,
+)
 
 RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] = {
     "draft": draft_model,
@@ -118,14 +122,14 @@ class DrafterRun:
         self.target = self._load_target()
         self._threads = threads_of(self.target.device, settings.micro_batches)
         earlier = None if begin_with is None else open_head(begin_with, self.kind)
-        self.ids = self._draft_ids(train) if earlier is None else _ids_of(earlier, self.target)
+        self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
         self.head = RECIPES[kind](self.target, self.ids, own, self.checkpoint)
         self._begun_tokens = 0
         if earlier is not None:
             take_weights(self.head, earlier)
-            self._begun_tokens = _tokens_of(earlier)
+            self._begun_tokens = tokens_of(earlier)
         self.head.module.to(self.target.device)
-        self.report.weight_bytes, self.report.trained_bytes = _bytes_of(self.head)
+        self.report.weight_bytes, self.report.trained_bytes = self.head.weight_bytes()
         self._best, self._stale, self._due = 0.0, 0, 0.0
         self._seen, self._rate = (0.0, 0), 0.0
 
@@ -138,9 +142,8 @@ class DrafterRun:
             TrainingError: if the loss is not a number, the state is of another recipe, or another run
                 trains in the directory.
         """
-        work = self.out / WORK
         with self.locked():
-            return self._run(work)
+            return self._run(self.out / WORK)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -252,7 +255,7 @@ class DrafterRun:
         if report.curve_by_category:
             title = f"{self.kind} for {self.checkpoint.name}: acceptance length on held-out text"
             files[PICTURE] = draw(report.curve_by_category, title)
-        write_head(self.out, self.head.config, _stored(self.head), files)
+        write_head(self.out, self.head.config, self.head.stored(), files)
         # Otherwise these files belong to earlier weights.
         kept = {PICTURE: report.curve_by_category, CERTIFICATE: "proofs" in own}
         for name in (name for name, there in kept.items() if not there):
@@ -279,8 +282,7 @@ class DrafterRun:
 
     def _load_target(self) -> CausalLM:
         """Load the target on the backend that runs training texts fastest."""
-        run = self.checkpoint.run_config(Placement("bf16", "auto", "torch"))
-        return self.checkpoint.load(run)
+        return self.checkpoint.load(self.checkpoint.run_config(Placement("bf16", "auto", "torch")))
 
     def _draft_ids(self, train: Sequence[Example]) -> Tensor:
         vocab_size = self.target.vocab_size
@@ -304,11 +306,7 @@ class DrafterRun:
         )
 
     def _recipe_facts(self) -> dict[str, Any]:
-        return {
-            "method": self.kind,
-            "settings": asdict(self.settings),
-            "head": asdict(self.own),
-        }
+        return {"method": self.kind, "settings": asdict(self.settings), "head": asdict(self.own)}
 
     def _target_facts(self) -> dict[str, Any]:
         template = ChatTemplate.of(self.checkpoint.tokenizer)
@@ -364,67 +362,6 @@ class DrafterRun:
         lengths = [length for _, _, length in self.report.curve]
         if lengths:
             self._stale = len(lengths) - 1 - lengths.index(max(lengths))
-
-
-def threads_of(device: torch.device, micro_batches: int) -> int:
-    """Number of micro-batches that run in parallel, each on one thread; 1 off the CPU.
-
-    Threads that share a product would wait for each other after every product.
-    """
-    threads = min(num_threads(), micro_batches) if device.type == "cpu" else 1
-    if threads > 1:
-        torch.set_num_threads(1)
-    return threads
-
-
-def _stored(drafter: Untrained) -> dict[str, Tensor]:
-    """Tensors of a drafter as they are written."""
-    return {
-        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-        for name, tensor in drafter.tensors().items()
-    }
-
-
-def _bytes_of(drafter: Untrained) -> tuple[int, int]:
-    """Bytes of a drafter's tensors, and of the trained ones among them."""
-    sizes = {name: tensor.nbytes for name, tensor in _stored(drafter).items()}
-    trained = {name for name, tensor in drafter.module.named_parameters() if tensor.requires_grad}
-    return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
-
-
-def _ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
-    """Ids of the target's tokens that a head can draft."""
-    if "d2t" not in head.tensors:
-        return torch.arange(target.vocab_size)
-    return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
-
-
-def _tokens_of(head: HeadFiles) -> int:
-    """Number of tokens that a head and its predecessors were trained on; 0 if its files do not say."""
-    parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
-    found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
-    return sum(tokens for tokens in found if isinstance(tokens, int))
-
-
-def take_weights(made: Untrained, head: HeadFiles) -> None:
-    """Load an earlier drafter's weights into a new one, which keeps untrained weights that it lacks.
-
-    Raises:
-        TrainingError: for weights of another shape.
-    """
-    wanted = made.module.state_dict()
-    lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
-    own = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
-    given = {**lent, **own}
-    differ = [
-        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
-    ]
-    if differ:
-        raise TrainingError(
-            f"{head.name} is of another shape ({differ[0]} differs); give the settings that it was "
-            "made with, as its forerun.json has them."
-        )
-    made.module.load_state_dict(given)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

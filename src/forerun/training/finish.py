@@ -7,10 +7,11 @@ from typing import Any
 
 from forerun.heads.files import BY_RANK, CALIBRATION, HeadFiles
 from forerun.training.calibration import calibrate
-from forerun.training.drafter_run import WORK, DrafterRun, take_weights
+from forerun.training.drafter_run import WORK, DrafterRun
 from forerun.training.real_run import real_runs
 from forerun.training.result import CERTIFICATE, read_curve
 from forerun.training.settings import FinishSettings
+from forerun.training.untrained import take_weights
 
 # Number of siblings whose acceptance is measured; trees rarely have more.
 RANKS = 8

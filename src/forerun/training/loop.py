@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
+from forerun.models.cpu.threads import num_threads
 from forerun.progress import report
 from forerun.training.processes import ALONE, Processes
 
@@ -323,3 +324,14 @@ def _steps_of(line: str) -> float:
         return float(json.loads(line)["steps"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+def threads_of(device: torch.device, micro_batches: int) -> int:
+    """Number of micro-batches that run in parallel, each on one thread; 1 off the CPU.
+
+    Threads that share a product would wait for each other after every product.
+    """
+    threads = min(num_threads(), micro_batches) if device.type == "cpu" else 1
+    if threads > 1:
+        torch.set_num_threads(1)
+    return threads

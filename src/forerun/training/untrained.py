@@ -1,4 +1,4 @@
-"""An untrained drafter, and the parts that the recipes of all kinds share."""
+"""An untrained drafter, parts that all recipes share, and beginnings with the weights of an earlier head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from forerun.contracts import CausalLM
 from forerun.errors import TrainingError
-from forerun.heads.layers import borrowed_rows
+from forerun.heads.files import HeadFiles
+from forerun.heads.layers import borrowed_rows, draft_ids
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.objective import Objective
 from forerun.training.published import NamedModule
@@ -37,6 +38,19 @@ class Untrained:
     hidden_layers: tuple[int, ...]
     tensors: Callable[[], Mapping[str, Tensor]]
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def stored(self) -> dict[str, Tensor]:
+        """The drafter's tensors as they are written: in bf16, and integers as they are."""
+        return {
+            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            for name, tensor in self.tensors().items()
+        }
+
+    def weight_bytes(self) -> tuple[int, int]:
+        """Bytes of the drafter's tensors, and of the trained ones among them."""
+        sizes = {name: tensor.nbytes for name, tensor in self.stored().items()}
+        trained = {name for name, own in self.module.named_parameters() if own.requires_grad}
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
     @classmethod
     def head(
@@ -108,3 +122,38 @@ def frequent_ids(counts: Tensor, size: int, always: Iterable[int]) -> Tensor:
     ranked = counts.double() - torch.arange(len(counts)) / (2 * len(counts))
     ranked[list(always)] = torch.inf
     return ranked.topk(min(size, len(counts))).indices.sort().values
+
+
+def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
+    """Ids of the target's tokens that a head can draft."""
+    if "d2t" not in head.tensors:
+        return torch.arange(target.vocab_size)
+    return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
+
+
+def tokens_of(head: HeadFiles) -> int:
+    """Number of tokens that a head and its predecessors were trained on; 0 if its files do not say."""
+    parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
+    found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
+    return sum(tokens for tokens in found if isinstance(tokens, int))
+
+
+def take_weights(made: Untrained, head: HeadFiles) -> None:
+    """Load an earlier drafter's weights into a new one, which keeps untrained weights that it lacks.
+
+    Raises:
+        TrainingError: for weights of another shape.
+    """
+    wanted = made.module.state_dict()
+    lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
+    own = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
+    given = {**lent, **own}
+    differ = [
+        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+    ]
+    if differ:
+        raise TrainingError(
+            f"{head.name} is of another shape ({differ[0]} differs); give the settings that it was "
+            "made with, as its forerun.json has them."
+        )
+    made.module.load_state_dict(given)
