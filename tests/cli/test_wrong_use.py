@@ -144,6 +144,23 @@ def test_unknown_commands(cli: Cli) -> None:
     refused(cli.run("--verzion"), "'--version'")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("run", ["generate", "chat"]), ("pull", ["-m"]), ("serve", ["no server", "chat"])],
+)
+def test_a_command_of_another_tool_is_answered_by_ours(
+    cli: Cli, name: str, words: list[str]
+) -> None:
+    refused(cli.run(name, "llama3"), repr(name), *words)
+
+
+@pytest.mark.parametrize("command", [(), ("bench", "kv"), ("diffusion", "sample")], ids=str)
+def test_help_is_a_word_too(cli: Cli, command: tuple[str, ...]) -> None:
+    result = cli.run("help", *command)
+    assert result.exit_code == 0
+    assert result.stdout == cli.run(*command, "--help").stdout
+
+
 def test_no_command_shows_the_help(cli: Cli) -> None:
     result = cli.run()
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Flags of other tools: llama.cpp, vLLM, SGLang, mlx-lm, transformers."""
+"""Flags and commands of other tools: llama.cpp, ollama, vLLM, SGLang, mlx-lm, transformers."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ LONG_WITH_ONE_DASH = frozenset({"mg", "mm", "mu", "ngl", "ngld", "nkvo", "nocnv"
 
 # Values of `--speculative-algorithm`.
 METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
+
+# Commands of other tools, and what to use in their place.
+COMMANDS = {
+    "pull": "a command that runs a model fetches it by itself: forerun generate -m Qwen/Qwen3-0.6B",
+    "run": "use forerun generate for one answer, or forerun chat for a conversation",
+    "serve": "there is no server yet; use forerun chat, or forerun.load from Python",
+}
 
 # Those that are near to one of our flags, of which the first that a command has counts, and what
 # differs where the two are not the same under two names.

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from forerun.cli.commands import Group, Row, command_of
+from forerun.cli.foreign import COMMANDS
 
 CommandTable = Mapping[str, tuple[str, str] | Row | Group]
 """By name, of one word or two: the module whose `command` it is, or whose `command_for` makes it of what
@@ -42,11 +43,18 @@ class LazyGroup(click.Group):
         command: click.Command = module.command_for(kind) if kind else module.command
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; `help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if (words := " ".join(args[:2])) in self.table and len(args) > 1:
             return words, self.get_command(ctx, words), args[2:]
+        if args[0] in COMMANDS and ctx.parent is None:
+            text = f"No such command {args[0]!r}: {COMMANDS[args[0]]}."
+            raise click.UsageError(text, ctx)
         if args and not args[0].startswith("-") and args[0] not in self.table:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=self.table, ctx=ctx)
         return super().resolve_command(ctx, args)
