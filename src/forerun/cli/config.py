@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from forerun.cli.options import Option
-from forerun.cli.param_types import FileName, Listed
+from forerun.cli.param_types import FileName
 from forerun.cli.requests import Value
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import read_text
@@ -63,7 +63,7 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
 
 
 def _takes_list(kind: click.ParamType[Any]) -> bool:
-    return isinstance(kind, Listed) or (isinstance(kind, Value) and kind.flag.kind == "array")
+    return isinstance(kind, Value) and kind.flag.kind == "array"
 
 
 def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from forerun.cli.options import Note, Option
-from forerun.cli.param_types import Whole, type_of
-from forerun.cli.requests import option_of
+from forerun.cli.param_types import Whole
+from forerun.cli.requests import Value, option_of
 from forerun.drafters import DRAFTERS
 from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
@@ -106,10 +106,9 @@ def notes() -> dict[str, Note]:
 def _rows(kind: type) -> list[tuple[str, str]]:
     """Options without flags of their own, as the help shows them."""
     rows = []
-    for name, schema in schema_of(kind).items():
-        default = schema.get("default")
-        text = schema.get("description", "")
-        shown = "" if default in (None, []) else f"  [default: {default}]"
-        value = type_of(name, schema).name.upper()
-        rows.append((f"--method-option {name}={value}", f"{text}{shown}"))
+    for flag in flags_of(kind):
+        text = flag.schema.get("description", "")
+        shown = "" if flag.default in (None, ()) else f"  [default: {flag.default}]"
+        value = Value(flag).name.upper()
+        rows.append((f"--method-option {flag.name}={value}", f"{text}{shown}"))
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -71,50 +71,6 @@ class FileName(click.ParamType[str]):
         return str(value)
 
 
-class Listed(click.ParamType[tuple[Any, ...]]):
-    """Entries with commas between them.
-
-    Args:
-        entry: int, or str for names.
-        name: what the help calls them.
-    """
-
-    def __init__(self, entry: type, name: str) -> None:
-        self.entry, self.name = entry, name
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
-        parts = value if isinstance(value, (tuple, list)) else str(value).split(",")
-        try:
-            entries = tuple(self.entry(part) for part in parts)
-        except ValueError:
-            self.fail(f"{value!r} is not a list of integers such as 3,4,6.", param, ctx)
-        if self.entry is int:
-            return entries
-        names = tuple(name.strip() for name in entries)
-        if not all(names):
-            self.fail(f"{value!r} is not a list of names with commas between them.", param, ctx)
-        return names
-
-
-class Pair(click.ParamType[tuple[int, float]]):
-    """`ID=VALUE`: a number for a token."""
-
-    name = "id=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        token, _, number = value.partition("=")
-        try:
-            return int(token), float(number)
-        except ValueError:
-            self.fail(f"{value!r} is not a pair such as 42=-1.5.", param, ctx)
-
-
 class Variable(Whole):
     """`NAME=VALUE`, of which JSON's true, false, numbers, lists and objects are read as such."""
 
@@ -131,26 +87,3 @@ class Variable(Whole):
         with suppress(ValueError, RecursionError):
             return name.strip(), json.loads(written, parse_constant=int)
         return name.strip(), text
-
-
-def type_of(name: str, schema: Mapping[str, Any]) -> click.ParamType[Any]:
-    """How the value of an option is read.
-
-    Args:
-        name: of the option; its last word names the entries of a list in the help.
-        schema: its JSON schema; see `forerun.options.schema_of`.
-    """
-    inner = next((some for some in schema.get("anyOf", ()) if some["type"] != "null"), schema)
-    kind = inner["type"]
-    if kind == "array":
-        entry = inner["items"]["type"]
-        if schema.get("repeat"):
-            return FileName() if schema["repeat"] == "path" else Whole()
-        return Listed(int if entry == "integer" else str, name.rpartition("_")[2])
-    types: dict[str, click.ParamType[Any]] = {
-        "integer": click.INT,
-        "number": click.FLOAT,
-        "boolean": click.BOOL,
-        "object": Pair(),
-    }
-    return types.get(kind, Name(inner.get("enum", ())))

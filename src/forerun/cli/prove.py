@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +15,11 @@ from forerun.cli.asked import (
     speculation,
 )
 from forerun.cli.bars import bars
+from forerun.cli.commands import Files, give
 from forerun.cli.derived import notes
 from forerun.cli.options import Command
 from forerun.cli.prove_flags import prove_options
 from forerun.cli.quiet import quiet_libraries
-from forerun.cli.results import give
 from forerun.errors import CheckpointError, ConfigError
 from forerun.options import changes, pick
 from forerun.proof.effort import PARTS, Effort
@@ -120,7 +120,9 @@ def _report(
 
     settings = _settings(values, engine, params, effort, num_prompts)
     content = {"settings": settings, **proof.as_dict()}
-    code = give(result_of(content), values, engine.target.device)
+    code = give(
+        replace(result_of(content), device=engine.target.device), Files(json=values["json"])
+    )
     if values["certificate"] is not None:
         whole = {**made_with(engine.target.device), **content}
         write_file("certificate", values["certificate"], certificate(whole))
