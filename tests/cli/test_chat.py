@@ -77,7 +77,7 @@ def test_the_transcript_of_three_turns(cli: Cli, target: str, tmp_path: Path) ->
             shown += talk.expect("> ")
         talk.send(f"/save {file}\n")
         talk.expect("6 messages written")
-        talk.send("/exit\n")
+        talk.send("/bye\n")
         assert talk.end()[0] == 0
         assert ACCEPTED in talk.raw  # accepted tokens, in colour
     messages = saved(file)
@@ -162,12 +162,12 @@ def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
         cli,
         target,
         "one",
-        "/reset",
+        "/clear",
         "/system a",
         "/system b",
         "//etc",
         f"/save {file}",
-        "/exit",
+        "/bye",
         "x",
     )
     kept = saved(file)
@@ -175,10 +175,50 @@ def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
     assert len(kept) == 3
 
 
+@pytest.mark.parametrize("word", ["/bye", "exit", " exit "])
+def test_words_that_end_it(cli: Cli, target: str, word: str) -> None:
+    result = say(cli, target, word, "def add")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_quotes_hold_a_message_of_several_lines(cli: Cli, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    say(cli, target, '"""def', "", ' exit"""', '"""one"""', f"/save {file}", '"""open')
+    assert [message["content"] for message in saved(file)[::2]] == ["def\n\n exit", "one"]
+
+
+def test_a_pasted_text_is_one_message(cli: Cli, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "saved.json"
+    with session(cli, target) as talk:
+        talk.send("\x1b[200~def add\n  return\x1b[201~\n")
+        talk.expect("> ")
+        for line in ('"""one', "", 'two"""'):
+            talk.send(f"{line}\n")
+            talk.expect("> ")
+        talk.send(f"/save {file}\n")
+        talk.expect("4 messages written")
+    assert [message["content"] for message in saved(file)[::2]] == [
+        "def add\n  return",
+        "one\n\ntwo",
+    ]
+
+
+def test_a_parameter_is_set(cli: Cli, target: str) -> None:
+    lines = ("/set max-tokens 3", "/set parameter ignore_eos true", "def add", "/stats")
+    result = say(cli, target, *lines)
+    assert result.exit_code == 0
+    assert "max_tokens is 3" in result.stderr
+    assert re.search(r"tokens +3 after", result.stderr)
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (("/sav x",), ["'/save'", "/exit"]),
+        (("/set",), ["unknown parameter"]),
+        (("/set temprature 0",), ["'temperature'"]),
+        (("/set temperature hot",), ["temperature", "hot"]),
+        (("/set temperature -1",), ["temperature", "[0, 100]"]),
+        (("/sav x",), ["'/save'", "/bye"]),
         (("/etc/passwd",), ["unknown command"]),
         (("/drop",), ["no turn"]),
         (("/stats",), ["no answer"]),
@@ -222,7 +262,7 @@ def test_a_conversation_beyond_the_context_in_a_pipe(cli: Cli, target: str, tmp_
     )
     assert result.exit_code == 2
     first, second = [line for line in result.stderr.splitlines() if "over the context" in line]
-    assert re.search(r"is \d+ tokens? over the context of 80; use /drop or /reset", first)
+    assert re.search(r"is \d+ tokens? over the context of 80; use /drop or /clear", first)
     assert "over the context of 80" in second
     assert [message["content"] for message in saved(file)[::2]] == [("def " * 20).strip()]
 
@@ -234,11 +274,11 @@ def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) 
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
         talk.send("n\n")
-        assert "/drop or /reset" in talk.expect("> ")
+        assert "/drop or /clear" in talk.expect("> ")
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
         talk.press(CTRL_D)
-        assert "/drop or /reset" in talk.expect("> ")
+        assert "/drop or /clear" in talk.expect("> ")
         talk.send("def " * 20 + "\n")
         talk.expect("Drop the oldest turn? [y/n] ")
         talk.send("y\n")

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -22,21 +23,26 @@ from forerun.core import FinishReason
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text
+from forerun.flags import flags_of, read_value
 from forerun.measure.paired import Run
 from forerun.params import SamplingParams
 from forerun.report.target_file import check_writable
 
 WRONG_USE = 2
 MARK = "> "
+QUOTES = '"""'
+ENDS = ("/bye", "exit")
 _NUMBER = re.compile(r"\b\d[\d.]*\b")
 HELP = """\
 /system [TEXT]  Set the system message, or show it.
-/reset          Forget the conversation, but not the system message.
+/clear          Forget the conversation, but not the system message.
+/set NAME VALUE Set a sampling parameter of the answers to come, such as temperature 0.5.
 /drop           Forget the oldest turn.
 /stats          Show what the last answer took.
 /save FILE      Write the messages as JSON, to go on from with --messages.
-/exit           End, as Ctrl-D does.
-//...           A message that begins with /."""
+/bye            End, as exit and Ctrl-D do.
+//...           A message that begins with /.
+\"\"\"             Begin and end a message of several lines; a pasted text is one message as it is."""
 
 
 class Repl:
@@ -67,7 +73,8 @@ class Repl:
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: click.echo(HELP, err=True),
             "/system": self._system,
-            "/reset": self._reset,
+            "/clear": self._clear,
+            "/set": self._set,
             "/drop": self._drop,
             "/stats": self._stats,
             "/save": self._save,
@@ -88,15 +95,15 @@ class Repl:
         while True:
             try:
                 line = self._read()
-                if line is None or line.strip() == "/exit":
+                if line is None or line.strip() in ENDS:
                     return self._code
-                self._take(line)
+                self._take(self._whole(line))
                 interrupted = False
             except KeyboardInterrupt:
                 if interrupted or not self._in_terminal:
                     raise
                 interrupted = True
-                _say("Ctrl-C again, Ctrl-D or /exit ends the conversation")
+                _say("Ctrl-C again, Ctrl-D or /bye ends the conversation")
             except ForerunError as error:
                 _say(f"error: {error}")
                 self._code = 0 if self._in_terminal else WRONG_USE
@@ -106,7 +113,10 @@ class Repl:
             raise PromptError("standard input is closed; give it a file, a pipe or a terminal.")
         if self._in_terminal:
             with suppress(ImportError):
-                import readline  # noqa: F401  # `input` then edits lines and remembers them.
+                import readline  # `input` then edits lines and remembers them.
+
+                # Python switches it off; a pasted text of several lines would be as many messages.
+                readline.parse_and_bind("set enable-bracketed-paste on")
             _say(f"{self._values['model']} listens; /help lists the commands, Ctrl-D ends")
         choose_output(False).start(legend=self._values["speculative"])
         messages = self._conversation.messages
@@ -142,6 +152,19 @@ class Repl:
         except UnicodeDecodeError:
             raise PromptError("that line is not UTF-8 text; type it again.") from None
 
+    def _whole(self, line: str) -> str:
+        """A line, or all of a message that begins with three quotes, up to those that end it."""
+        text = line.strip()
+        if not text.startswith(QUOTES):
+            return line
+        text = text.removeprefix(QUOTES)
+        while not text.rstrip().endswith(QUOTES):
+            more = self._read()
+            if more is None:
+                break
+            text += "\n" + more.removesuffix("\n")
+        return text.rstrip().removesuffix(QUOTES)
+
     def _take(self, line: str) -> None:
         """Obey a command or answer a message."""
         text = line.strip()
@@ -150,7 +173,7 @@ class Repl:
         if text.startswith("/") and not text.startswith("//"):
             name, _, rest = text.partition(" ")
             if name not in self._commands:
-                raise UnknownNameError("command", name, [*self._commands, "/exit"])
+                raise UnknownNameError("command", name, [*self._commands, "/bye"])
             self._commands[name](rest.strip())
             return
         self._answer({"role": "user", "content": text.removeprefix("/")})
@@ -213,10 +236,10 @@ class Repl:
                 f"{text}, as is this message alone; shorten it or raise --max-context."
             )
         if not self._in_terminal:
-            raise PromptError(f"{text}; use /drop or /reset before it, or raise --max-context.")
+            raise PromptError(f"{text}; use /drop or /clear before it, or raise --max-context.")
         click.echo(f"forerun: {text}. Drop the oldest turn? [y/n] ", nl=False, err=True)
         if (self._typed() or "").strip().lower() not in ("y", "yes"):
-            raise PromptError(f"{text}; /drop or /reset makes room.")
+            raise PromptError(f"{text}; /drop or /clear makes room.")
         self._drop("")
 
     def _system(self, text: str) -> None:
@@ -224,9 +247,22 @@ class Repl:
             self._conversation.set_system(text)
         _say(f"system message: {self._conversation.system or 'none of yours'}")
 
-    def _reset(self, _: str) -> None:
+    def _clear(self, _: str) -> None:
         self._conversation.reset()
         _say("the conversation begins anew")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.removeprefix("parameter ").strip().partition(" ")
+        name, flags = name.replace("-", "_"), {flag.name: flag for flag in flags_of(SamplingParams)}
+        if name not in flags:
+            raise UnknownNameError("parameter", name, flags)
+        try:
+            value = read_value(flags[name], value.strip())
+        except ValueError as error:
+            raise PromptError(f"/set {name}: {error}.") from error
+        self._params = replace(self._params, **{name: value})
+        self._from_model = tuple(known for known in self._from_model if known != name)
+        _say(f"{name} is {value}")
 
     def _drop(self, _: str) -> None:
         if not self._conversation.drop_oldest():
