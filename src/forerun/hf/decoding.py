@@ -86,10 +86,7 @@ def generate(
         for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
     ]
     asked = {"speculative": speculative, "drafter": drafter, "policy": policy}
-    asked |= drafting_of(settings, assistant)
-    if speculative is True and asked.keys() == {"speculative", "drafter", "policy"}:
-        asked["drafter"] = drafter or "suffix"
-    kept = _kept_with(model, asked)
+    kept = _kept_with(model, _with_drafting(asked, settings, assistant))
     with kept.lock:
         engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))
         engine.use_seeds(_torch_seed if settings.do_sample else fresh_seed)
@@ -97,6 +94,14 @@ def generate(
         _run(engine, rows, streamer)
     sequences = _padded_together(input_ids, [row.output for row in rows], pad_token(settings, ends))
     return _as_asked(sequences, settings)
+
+
+def _with_drafting(asked: dict[str, Any], settings: Any, assistant: Any) -> dict[str, Any]:
+    """The arguments of `forerun.load`, with those of transformers for drafting, or looking up without any."""
+    drafting = drafting_of(settings, assistant)
+    if asked["speculative"] is True and not drafting:
+        asked = asked | {"drafter": asked["drafter"] or "suffix"}
+    return asked | drafting
 
 
 def _as_asked(sequences: Tensor, settings: Any) -> Any:

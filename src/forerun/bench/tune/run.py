@@ -52,6 +52,17 @@ class Tuning:
     candidates: dict[str, Candidate] = field(default_factory=dict)
     default: dict[int, tuple[MeasuredPair, ...]] = field(default_factory=dict)
 
+    def fitting(self) -> list[Candidate]:
+        """Candidates that fit.
+
+        Raises:
+            ConfigError: if none does, with each reason.
+        """
+        if not self.candidates:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            raise ConfigError(f"no candidate fits ({reasons})")
+        return list(self.candidates.values())
+
     @property
     def confirmed(self) -> list[Prediction]:
         """The settings that were run, the best first."""
@@ -165,14 +176,10 @@ def tune(
                 raise
             tuning.refused[candidate.name] = str(error)
             continue
-        prompts = encode(bench)
-        measure(bench, prompts, params, records, batch_sizes, seconds)
+        measure(bench, encode(bench), params, records, batch_sizes, seconds)
         tuning.candidates[candidate.name] = candidate
     report("recording", len(candidates), len(candidates))
-    if not tuning.candidates:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in tuning.refused.items())
-        raise ConfigError(f"no candidate fits ({reasons})")
-    made = list(tuning.candidates.values())
+    made = tuning.fitting()
     predictions = predict(records, made, batch_sizes)
     chosen = [one for size in batch_sizes for one in best_few(predictions, size, confirm)]
     for number, one in enumerate(chosen):
