@@ -63,7 +63,7 @@ def questions_of(request: BenchRequest) -> list[Question]:
     """The workload.
 
     Raises:
-        PromptError: where there is none, or a line is no question.
+        PromptError: if the file is missing, or a line is not a question.
     """
     if not request.prompts:
         return in_turns(built_in(request.workloads), request.limit)
@@ -98,7 +98,7 @@ def _result(request: BenchRequest, bench: BenchRun) -> Result:
     """The result of the pairs so far.
 
     Raises:
-        ConfigError: where there are none.
+        ConfigError: if there are none.
     """
     report = bench.report(request.model.model)
     if not report.cells:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import add
@@ -209,7 +209,7 @@ class LiveCosts:
         self._prefill: dict[str, float] = {}
         # The last times of rounds without drafts, of rounds with some, and of each drafter's drafts, as
         # shares of the expected ones.
-        self._last: dict[object, deque[float]] = {}
+        self._last = defaultdict[object, deque[float]](lambda: deque(maxlen=STEADY))
         # Draft times by drafter, measured before the first request, and the machine's speed then.
         self._at_first: dict[str, tuple[float, float]] = {}
         self._first_speed = 1.0
@@ -325,9 +325,8 @@ class LiveCosts:
 
     def _usual(self, kind: object, ratio: float) -> float:
         """The median of the last times of a kind with this one, all relative to what was expected of them."""
-        last = self._last.setdefault(kind, deque(maxlen=STEADY))
-        last.append(ratio)
-        return median_low(last)
+        self._last[kind].append(ratio)
+        return median_low(self._last[kind])
 
     def observe_draft(
         self,
