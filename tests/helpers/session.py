@@ -43,10 +43,16 @@ class Session:
         os.write(self._master, keys.encode())
 
     def press(self, key: str) -> None:
-        """Press Ctrl-C or Ctrl-D until something happens: readline misses them right after its prompt."""
+        """Press Ctrl-C or Ctrl-D until something is shown: readline misses them right after its prompt.
+
+        What readline tells the terminal, such as that a paste is bracketed, is no answer.
+        """
         self.send(key)
-        while not select.select([self._master], [], [], SILENCE)[0]:
-            self.send(key)
+        while not self._unseen():
+            if not select.select([self._master], [], [], SILENCE)[0]:
+                self.send(key)
+            elif not self._read():
+                return
 
     def expect(self, text: str) -> str:
         """Read until `text` has come, and return what came up to its end since the last call."""
