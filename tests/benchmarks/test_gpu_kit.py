@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.check import check
 from benchmarks.gpu.output import MOST_BYTES, MOST_FILES, Output
 from benchmarks.gpu.parts import SMOLLM2_SHA256, join_parts, sha256_of, split_file
 from benchmarks.gpu.tokens import pack, unpack
@@ -71,11 +73,28 @@ def test_a_device_that_is_none_refuses_what_a_gpu_refuses(tmp_path: Path) -> Non
     assert of_kind(rows, "summary")[0]["passed"] >= 5
 
 
+class EndsAfterOne(Output):
+    """Output whose seconds are over with its first test."""
+
+    tests = 0
+
+    @property
+    def left(self) -> float:
+        return 0.0 if self.tests else 600.0
+
+    def row(self, kind: str, **content: Any) -> None:
+        self.tests += kind == "test"
+        super().row(kind, **content)
+
+
 @pytest.mark.slow
 def test_check_ends_with_its_seconds_and_names_what_was_not_run(tmp_path: Path) -> None:
-    rows = run("check", tmp_path, 8, "--device", "pretend", "--select", "law or refused_off")
+    options = Namespace(device="pretend", tiny=True, select="law or refused_off")
+    assert check(options, EndsAfterOne("check", tmp_path, 600)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "check.jsonl").read_text().splitlines()]
     [summary] = of_kind(rows, "summary")
     assert summary["ended"] == "time"
+    assert len(of_kind(rows, "test")) == 1
     assert any("law" in name for name in summary["not_run"])
 
 

@@ -15,6 +15,7 @@ from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
+from forerun.measure.watching import WatchedRule
 from forerun.params import SamplingParams
 from forerun.proof import statistics
 from forerun.proof.effort import Effort
@@ -151,7 +152,7 @@ def test_the_given_engine_is_proven_and_left_as_it_was() -> None:
     assert proof.statistics.first.rules == ("block",)
     assert not engine.has_work
     assert engine.rules.keys() <= {"block", "coupled", "token"}
-    assert not any("Recorder" in type(rule).__name__ for rule in engine.rules.values())
+    assert not any(isinstance(rule, WatchedRule) for rule in engine.rules.values())
 
 
 def test_auto_enumerates_every_rule_that_it_may_take() -> None:

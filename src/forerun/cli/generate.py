@@ -63,20 +63,20 @@ def generate(ctx: click.Context, /, **values: Any) -> int:
         choice = speculation(ctx, values, values["model"])
         check_prediction(choice.config, values["prediction_file"])
     session = open_session(values["session"])
-    job = _load(ctx, values, content, params, choice, session)
+    request = _load(ctx, values, content, params, choice, session)
     from forerun.core import Hints
 
     output = choose_output(values["json"])
     if values["html"] is not None:
         output = _with_page(output, values["html"])
-    output.prompt(_shown(content), apart=job.prompt.template)
+    output.prompt(_shown(content), apart=request.prompt.template)
     run = _compare if values["compare"] else _complete
-    return run(values, job, Hints(prediction=prediction), output)
+    return run(values, request, Hints(prediction=prediction), output)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be run.
+class SingleRequest:
+    """A request of the command, ready to run.
 
     Args:
         engine: with room for this request and no more.
@@ -114,7 +114,7 @@ def _load(
     params: SamplingParams,
     choice: Resolved | None,
     session: Session | None,
-) -> Job:
+) -> SingleRequest:
     checkpoint = open_checkpoint(values)
     params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
     prompt = make_prompt(checkpoint, content, values)
@@ -126,7 +126,7 @@ def _load(
     context = values["max_context"] or min(needed, checkpoint.summary.max_context)
     engine = load_engine(values, checkpoint, choice, max_context=context)
     restore(engine, values["session"], session)
-    return Job(engine, prompt, params, from_model)
+    return SingleRequest(engine, prompt, params, from_model)
 
 
 def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
@@ -161,21 +161,21 @@ def _with_page(output: Output, file: str) -> Output:
     return PageOutput(output, file)
 
 
-def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
+def _complete(values: dict[str, Any], request: SingleRequest, hints: Hints, output: Output) -> int:
     from forerun.cli.report import Round
     from forerun.measure.paired import Run
 
-    engine, prompt_ids = job.engine, job.prompt.token_ids
+    engine, prompt_ids = request.engine, request.prompt.token_ids
     # The plain loop keeps nothing for a session.
     if values["speculative"] or values["session"] is not None:
-        run = Run(engine.stream(prompt_ids, job.params, hints=hints))
+        run = Run(engine.stream(prompt_ids, request.params, hints=hints))
     else:
-        run = Run(engine.stream_plain(prompt_ids, job.params))
-    _say_how(values, job.prompt)
+        run = Run(engine.stream_plain(prompt_ids, request.params))
+    _say_how(values, request.prompt)
     rounds: list[Round] | None = [] if values["show_rounds"] else None
     if rounds is not None:
         engine.explain_rounds(lambda _, *round_: rounds.append(Round.of(*round_)))
-    outcome = job.outcome(values, run, rounds=rounds)
+    outcome = request.outcome(values, run, rounds=rounds)
     output.start(legend=values["speculative"])
     try:
         run.follow(output.event)
@@ -194,31 +194,33 @@ def _complete(values: dict[str, Any], job: Job, hints: Hints, output: Output) ->
     return 0
 
 
-def _compare(values: dict[str, Any], job: Job, hints: Hints, output: Output) -> int:
+def _compare(values: dict[str, Any], request: SingleRequest, hints: Hints, output: Output) -> int:
     from forerun.measure.attribution import DEFECT
     from forerun.measure.paired import compare
 
     started: list[Run] = []
-    _say_how(values, job.prompt)
+    _say_how(values, request.prompt)
 
     def begin(label: str, run: Run) -> None:
         # An interruption shows what there is so far.
         started.append(run)
         output.begin(label, run)
 
-    pairs, prompt_ids = values["compare_rounds"], job.prompt.token_ids
+    pairs, prompt_ids = values["compare_rounds"], request.prompt.token_ids
     try:
-        comparison = compare(job.engine, prompt_ids, job.params, pairs, hints=hints, begin=begin)
+        comparison = compare(
+            request.engine, prompt_ids, request.params, pairs, hints=hints, begin=begin
+        )
     except KeyboardInterrupt:
         if started:
             started[-1].stream.close()
             # The first speculative run of the full length, or what there is of the warm-up.
             shown = started[2] if len(started) > 2 else started[0]
-            output.finish(job.outcome(values, shown))
+            output.finish(request.outcome(values, shown))
         raise
     output.start()
     shown = comparison.shown.speculative
-    output.finish(job.outcome(values, shown, comparison=comparison))
+    output.finish(request.outcome(values, shown, comparison=comparison))
     difference = comparison.difference
     return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
 

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.generate import Job, choose_output
+from forerun.cli.generate import SingleRequest, choose_output
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
@@ -66,7 +66,7 @@ class Repl:
     ) -> None:
         self._values, self._engine, self._conversation = values, engine, conversation
         self._params, self._from_model = params, from_model
-        self._last: tuple[Job, Run] | None = None
+        self._last: tuple[SingleRequest, Run] | None = None
         self._said: set[str] = set()
         self._code = 0
         self._in_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -188,7 +188,7 @@ class Repl:
         run = Run(self._engine.stream(prompt.token_ids, self._params))
         output = choose_output(False)
         assert isinstance(output, PlainOutput)
-        self._last = Job(self._engine, prompt, self._params, self._from_model), run
+        self._last = SingleRequest(self._engine, prompt, self._params, self._from_model), run
         try:
             run.follow(output.event)
         except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from torch import Tensor
 from forerun.diffusion.closed_forms import Law
 from forerun.diffusion.reflection import Coupling, chance_kept, couple
 from forerun.diffusion.speculative_sampling import (
-    Committed,
+    CommittedSteps,
     Draws,
     Network,
     SpeculativeSamplingConfig,
@@ -123,7 +123,7 @@ class Paths:
         self.draft_means = torch.zeros_like(self.states[:, 1:])
         self.kept = torch.zeros(len(start), num_steps, dtype=torch.bool)
 
-    def observe(self, committed: Committed) -> None:
+    def observe(self, committed: CommittedSteps) -> None:
         """Record the steps of a round."""
         rows, steps = committed.rows, committed.steps
         self.states[rows, steps + 1] = committed.outcomes

@@ -125,7 +125,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedSteps:
     """N committed steps of a round.
 
     Args:
@@ -142,7 +142,7 @@ class Committed:
     kept: Tensor
 
 
-Observer = Callable[[Committed], None]
+Observer = Callable[[CommittedSteps], None]
 
 
 @torch.no_grad()
@@ -255,7 +255,7 @@ class _Rounds:
         if self.observer is not None:
             of = rows.expand(len(stands), -1)[stands]
             self.observer(
-                Committed(of, steps[stands], means[stands], outcomes[stands], kept[stands])
+                CommittedSteps(of, steps[stands], means[stands], outcomes[stands], kept[stands])
             )
         self._remember(rows, steps, last, drafted, outputs)
         self.samples[rows] = outcomes[last, torch.arange(len(rows))]

@@ -19,7 +19,7 @@ WIDTH = 3.0
 
 
 @dataclass(frozen=True)
-class Advice:
+class DisableAdvice:
     """A decision on speculation with its reason; true if speculation should stop."""
 
     disable: bool
@@ -47,12 +47,12 @@ def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[
 
 def decide(
     rounds: Iterable[RoundCounts], plain: Mapping[int, Estimate], break_even: float | None
-) -> Advice:
+) -> DisableAdvice:
     """Decide whether speculation loses in these rounds, beyond chance."""
     drafting = [done for done in rounds if done.drafted]
     if len(drafting) < LEAST_ROUNDS:
         count = f"{len(drafting)} of the newest rounds drafted"
-        return Advice(False, f"{count}; {LEAST_ROUNDS} are asked for before a decision.")
+        return DisableAdvice(False, f"{count}; {LEAST_ROUNDS} are asked for before a decision.")
     if break_even is None:
         comparable = [done for done in drafting if done.seconds and len(done.rows) in plain]
         if len(comparable) >= LEAST_ROUNDS:
@@ -60,7 +60,7 @@ def decide(
     return _by_acceptance(drafting, break_even)
 
 
-def _by_time(rounds: Sequence[RoundCounts], plain: Mapping[int, Estimate]) -> Advice:
+def _by_time(rounds: Sequence[RoundCounts], plain: Mapping[int, Estimate]) -> DisableAdvice:
     """Decide by time: the rounds against plain decoding of their tokens.
 
     The test is on the sum of the seconds saved by round, not on a mean of ratios. A single round of an
@@ -79,17 +79,19 @@ def _by_time(rounds: Sequence[RoundCounts], plain: Mapping[int, Estimate]) -> Ad
     speed, most = 1.0 + total / spent, 1.0 + (total + margin) / spent
     measured = f"{speed:.2f} x plain decoding over {count} timed rounds"
     if total + margin < 0.0:
-        return Advice(True, f"slower: {measured}, at most {most:.2f} x allowing for chance.")
+        return DisableAdvice(True, f"slower: {measured}, at most {most:.2f} x allowing for chance.")
     if total - margin > 0.0:
-        return Advice(False, f"faster: {measured}.")
-    return Advice(False, f"undecided: {measured}, and up to {most:.2f} x allowing for chance.")
+        return DisableAdvice(False, f"faster: {measured}.")
+    return DisableAdvice(
+        False, f"undecided: {measured}, and up to {most:.2f} x allowing for chance."
+    )
 
 
-def _by_acceptance(rounds: Sequence[RoundCounts], break_even: float | None) -> Advice:
+def _by_acceptance(rounds: Sequence[RoundCounts], break_even: float | None) -> DisableAdvice:
     """Decide by acceptance: the share of the tested tokens against the break-even."""
     tested = [done.tested for done in rounds]
     if not any(tested):
-        return Advice(False, "undecided: no drafted token was tested.")
+        return DisableAdvice(False, "undecided: no drafted token was tested.")
     estimate = ratio_of_means([done.accepted for done in rounds], tested)
     # The default break-even is the end of the first rule of thumb: below it, drafts hurt.
     limit = ACCEPTANCE[0].high if break_even is None else break_even
@@ -103,5 +105,5 @@ def _by_acceptance(rounds: Sequence[RoundCounts], break_even: float | None) -> A
         words = rule_for(ACCEPTANCE, estimate.value).words
         text += f"; by rule of thumb: {words}. Time plain rounds to know"
     if high < limit:
-        return Advice(True, f"slower: {text}.")
-    return Advice(False, f"{'no sign of a loss' if low >= limit else 'undecided'}: {text}.")
+        return DisableAdvice(True, f"slower: {text}.")
+    return DisableAdvice(False, f"{'no sign of a loss' if low >= limit else 'undecided'}: {text}.")

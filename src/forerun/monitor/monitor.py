@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.core import PlainReason
 from forerun.errors import ConfigError
-from forerun.monitor.evidence import LEAST_ROUNDS, Advice, decide, plain_estimates
+from forerun.monitor.evidence import LEAST_ROUNDS, DisableAdvice, decide, plain_estimates
 from forerun.monitor.exposition import exposition
 from forerun.monitor.snapshot import RequestCounts, RoundCounts, Snapshot, usable
 from forerun.options import Text, check, plain
@@ -129,7 +129,7 @@ class Monitor:
         with self._lock:
             return self._run.stats.tokens_per_target_forward
 
-    def should_disable(self) -> Advice:
+    def should_disable(self) -> DisableAdvice:
         """Decide, with a reason, whether speculation should stop.
 
         A decision to stop needs 30 rounds that drafted, and a difference of three standard errors.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass
-class Outcome:
+class ChoiceResults:
     """Results of one choice.
 
     Args:
@@ -28,7 +28,7 @@ class Decisions:
     """Outcomes by drafter and planned length; plain rounds are those of no drafter and length 0."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._outcomes: dict[tuple[str, int], ChoiceResults] = {}
 
     def count(
         self,
@@ -55,7 +55,7 @@ class Decisions:
         """
         outcome = self._outcomes.get((drafter, length))
         if outcome is None:
-            outcome = self._outcomes[drafter, length] = Outcome()
+            outcome = self._outcomes[drafter, length] = ChoiceResults()
         share = requests / batch_size
         outcome.rounds += requests * rounds
         outcome.emitted += share * emitted
@@ -64,7 +64,7 @@ class Decisions:
 
     def count_plain(self, rounds: int, seconds: float) -> None:
         """Add requests' rounds without a draft, which took `seconds` in all."""
-        outcome = self._outcomes.setdefault(("", 0), Outcome())
+        outcome = self._outcomes.setdefault(("", 0), ChoiceResults())
         outcome.rounds += rounds
         outcome.emitted += rounds
         outcome.seconds += seconds

@@ -16,16 +16,16 @@ from forerun.core import NO_HINTS, Batch, Request
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.measure.attribution import could_be_drawn, tolerance
+from forerun.measure.watching import watched_rules
 from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams
 from forerun.progress import report
 from forerun.proof.effort import ProofOutputs
-from forerun.proof.recorder import Masses, Recorder, masses_of
+from forerun.proof.recorder import Masses, RoundTests, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.sampling import Prefix, warp
 from forerun.theory.goodness_of_fit import mass_before
 from forerun.theory.inputs import Floats, Ints
-from forerun.verification import AUTO, RULES, make_rule
 
 # An odd number near 2^64 / the golden ratio.
 _FAR_APART = 0x9E3779B97F4A7C15
@@ -94,34 +94,28 @@ def gather(
     )
     # Neighbouring seeds of proofs must not share the seeds of their requests.
     seeds = count(outputs.seed * _FAR_APART)
-    with _watched(engine, tally) as masses:
-        engine.use_seeds(lambda: next(seeds) % 2**63)
+    rounds = RoundTests(tally.tests, tally.starts)
+    with watched_rules(engine, rounds.see), _seeded(engine, seeds):
         for start in range(0, needed, engine.max_batch_size):
             numbers = range(start, min(start + engine.max_batch_size, needed))
             batch = [prompts[number % len(prompts)] for number in numbers]
             hinted = [hints[number % len(prompts)] for number in numbers]
             completions = engine.generate(batch, params, hints=hinted)
-            _test_outputs(engine, completions, params, masses, tally)
-            masses.clear()
+            _test_outputs(engine, completions, params, rounds.masses, tally)
+            rounds.masses.clear()
             report("statistics", min(tally.num_tokens, outputs.num_tokens), outputs.num_tokens)
+    tally.used = rounds.used
     return tally
 
 
 @contextmanager
-def _watched(engine: Engine, tally: Tally) -> Iterator[Masses]:
-    """Wrap every rule that the engine may use in a recorder while the block runs."""
-    own = dict(engine.rules)
-    masses: Masses = {}
-    named = engine.config.rejection_sample_method
-    for name in {*RULES, *own, *([named] if named != AUTO else [])}:
-        rule = own.get(name) or make_rule(name)
-        engine.rules[name] = Recorder(rule, tally.tests, tally.starts, masses, tally.used)
+def _seeded(engine: Engine, seeds: Iterator[int]) -> Iterator[None]:
+    """Give the requests of an engine these seeds while the block runs."""
+    engine.use_seeds(lambda: next(seeds) % 2**63)
     try:
-        yield masses
+        yield
     finally:
         engine.use_seeds()
-        engine.rules.clear()
-        engine.rules.update(own)
 
 
 def _test_outputs(

@@ -1,18 +1,18 @@
-"""Parts that steer a recording engine: a policy with given lengths, a rule that keeps one token of each
-verdict, and a drafter that fills or skips rounds."""
+"""Parts that steer a recording engine: a policy with given lengths, an observer that keeps one token of
+each verdict, and a drafter that fills or skips rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from forerun.contracts import Drafter, Verifier
+from forerun.contracts import Drafter
 from forerun.core import Draft, ForwardOutput, Plan, Request, SparseProbs, Verdict
+from forerun.measure.watching import VerifiedDraft
 from forerun.policies.base import BasePolicy
 from forerun.randomness import Randomness
-from forerun.verification import TargetRows
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,26 @@ class SetLength(BasePolicy):
         return [Plan(self.planned)] * len(requests)
 
 
-@dataclass
-class FirstToken:
-    """A rule that lets another decide, notes what it would accept, and emits the first token alone.
+class FirstTokens:
+    """Notes of what a rule accepts, of which the first token alone is emitted.
 
     The distribution of that token is the target's, as the whole verdict's is: for greedy requests and
     requests with a seed it is plain decoding's own token.
     """
 
-    rule: Verifier
-    notes: list[Noted] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.notes: list[Noted] = []
 
-    def __post_init__(self) -> None:
-        self.name, self.exactness = self.rule.name, self.rule.exactness
+    def see(self, one: VerifiedDraft) -> Verdict:
+        """Note a verdict, and cut it."""
+        draft, verdict = one.draft, one.verdict
+        probs = largest_probs(draft)
+        self.notes.append(Noted(len(draft), draft.tree.depth, verdict.num_accepted, probs))
+        return verdict.truncate(1)
 
-    def verify(
-        self,
-        drafts: Sequence[Draft],
-        rows: TargetRows,
-        requests: Sequence[Request],
-        randomness: Randomness,
-    ) -> list[Verdict]:
-        verdicts = self.rule.verify(drafts, rows, requests, randomness)
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            probs = largest_probs(draft)
-            self.notes.append(Noted(len(draft), draft.tree.depth, verdict.num_accepted, probs))
-        return [verdict.truncate(1) for verdict in verdicts]
+    def take(self) -> Noted:
+        """The note of the last round; an empty one if the round failed."""
+        return self.notes.pop() if self.notes else Noted(0, 0, 0, ())
 
 
 def largest_probs(draft: Draft) -> tuple[float, ...]:

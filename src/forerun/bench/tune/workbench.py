@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
@@ -15,7 +14,7 @@ from forerun.bench.runs import EncodedPrompt
 from forerun.bench.settings import DEFAULT
 from forerun.bench.tune.contexts import Shares, shares_of
 from forerun.bench.tune.records import Confirmed, PromptTiming, RecordedOutput, RoundTiming
-from forerun.bench.tune.steering import FirstToken, Noted, SetLength, Steered
+from forerun.bench.tune.steering import FirstTokens, Noted, SetLength, Steered
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
 from forerun.engine.config import SpeculativeConfig
@@ -23,8 +22,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.engine.parts import TimedRound
 from forerun.measure.paired import alone, empty_caches
+from forerun.measure.watching import watched_rules
 from forerun.params import SamplingParams
-from forerun.verification import RULES, make_rule
 
 # Lengths that are timed in turns, as far as a candidate drafts; 0 is a plain round.
 LENGTHS = (4, 1, 0, 8, 2, 6, 3, 12, 5, 16, 24, 32, 64)
@@ -138,15 +137,14 @@ class Workbench:
         noted: list[Noted] = []
         confidences: list[float] = []
         self.policy.lengths, self.policy.asks = (self.candidate.longest,), self.drafter
-        with self._one_token_a_round() as rules:
+        first = FirstTokens()
+        with watched_rules(self.engine, first.see):
             if self._steered is not None:
-                self._steered.accepted = lambda: _last(rules).accepted
+                self._steered.accepted = lambda: first.notes[-1].accepted if first.notes else 0
             empty_caches(self.engine)
             stream = self.engine.stream(prompt.token_ids, params, hints=alone())
             for _ in stream:
-                noted.append(_last(rules))
-                for rule in rules:
-                    rule.notes.clear()
+                noted.append(first.take())
                 confidences += self.policy.confidences
                 self._rounds.clear()
         completion = stream.completion
@@ -323,16 +321,6 @@ class Workbench:
                 side.append(done.stats.prefill_seconds)
         return min(seconds[0]), min(seconds[1])
 
-    @contextmanager
-    def _one_token_a_round(self) -> Iterator[list[FirstToken]]:
-        rules = {name: FirstToken(make_rule(name)) for name in RULES.names()}
-        self.engine.rules.update(rules)
-        try:
-            yield list(rules.values())
-        finally:
-            for name in rules:
-                del self.engine.rules[name]
-
 
 def _like(engine: Engine, drafter: Drafter | None = None, policy: Policy | None = None) -> Engine:
     """Another engine of the same target."""
@@ -358,11 +346,6 @@ def _is_lookup(drafter: Any) -> bool:
 
 def _plain_round(batch_size: int, context: float, seconds: float) -> RoundTiming:
     return RoundTiming(batch_size, 0.0, False, False, context, 0.0, seconds, 0.0, 0.0)
-
-
-def _last(rules: Sequence[FirstToken]) -> Noted:
-    """Note of this round's rule; an empty one if the round failed."""
-    return next((rule.notes[-1] for rule in rules if rule.notes), Noted(0, 0, 0, ()))
 
 
 def _own(params: SamplingParams, index: int) -> SamplingParams:
