@@ -113,6 +113,7 @@ def _as_part(flag: Flag, default: Any, inner: Part) -> Flag:
             flag.use,
             section=inner.section or flag.use.section,
             excludes=excludes,
+            requires=flag.use.requires or inner.requires,
             argument=flag.name == inner.argument,
         ),
         default=getattr(default, flag.name),
@@ -181,6 +182,10 @@ def request_from(kind: type[T], given: Given) -> T:
         for other in flag.use.excludes:
             if settled.has(flag.name) and settled.has(other):
                 del settled.values[settled.weaker(flag.name, other)]
+        # An option that is switched off excludes those that need it.
+        for other in flag.use.requires if len(flag.use.requires) == 1 else ():
+            if settled.has(flag.name) and settled.values.get(other) is False:
+                del settled.values[settled.weaker(other, flag.name)]
     defaults = {flag.name: flag.default for flag in flags}
     for flag in flags:
         rivals = [other.name for other in flags if {*other.use.excludes} & {*flag.use.requires}]
@@ -248,8 +253,10 @@ def _is_used(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) 
 
 def settings_in(request: Any) -> dict[str, Any]:
     """Options of a request that are of use in it, by name, as JSON holds them."""
-    flags = flags_of(type(request))
-    values = {flag.name: _value(request, flag.path) for flag in flags}
+    declared = flags_of(type(request))
+    found = ((flag, _value(request, flag.path)) for flag in declared)
+    values = {flag.name: value for flag, value in found if value is not _ABSENT}
+    flags = [flag for flag in declared if flag.name in values]
     defaults = {flag.name: flag.default for flag in flags}
     used = {name for name in values if _is_used(name, values, defaults)}
     unused = {flag.name for flag in flags if flag.use.requires and not used & {*flag.use.requires}}
@@ -259,9 +266,13 @@ def settings_in(request: Any) -> dict[str, Any]:
     return {name: values[name] for name in values if name not in unused}
 
 
+_ABSENT = object()
+
+
 def _value(owner: Any, path: Sequence[str]) -> Any:
+    """Value at the end of a path; _ABSENT where a mapping does not hold it."""
     for name in path:
-        owner = owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name)
+        owner = owner.get(name, _ABSENT) if isinstance(owner, Mapping) else getattr(owner, name)
     return list(owner) if isinstance(owner, tuple) else owner
 
 

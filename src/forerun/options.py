@@ -44,6 +44,7 @@ class Part:
         renamed: options whose names are not those of their fields.
         help: help texts in place of those of the fields.
         excludes: options that some of them cannot be given together with.
+        requires: options of which one must be on for any of them to be of use.
         argument: the field that is a positional argument too.
         flags: returns the options, where the fields are not all of them.
         build: returns the part, where it is not a replacement of fields of the default.
@@ -54,6 +55,7 @@ class Part:
     renamed: Mapping[str, str] = field(default_factory=dict)
     help: Mapping[str, str] = field(default_factory=dict)
     excludes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    requires: Sequence[str] = ()
     argument: str = ""
     flags: Callable[[Any, Part], list[Flag]] | None = None
     build: Callable[[Any, Given], Any] | None = None

@@ -23,6 +23,7 @@ KEYS = {
     "schema_version",
     "versions",
     "hardware",
+    "settings",
     "model",
     "family",
     "backend",
@@ -85,7 +86,7 @@ def test_the_model_as_an_option(cli: Cli, bare: str, monkeypatch: pytest.MonkeyP
     expected = said(bare)
     assert "layers" in expected
     assert said("-m", bare) == expected
-    refused(cli.run("info", "-m", bare, "zoo"), "'zoo'", "give one of them")
+    refused(cli.run("info", "-m", bare, "zoo"), "the argument MODEL and --model exclude each other")
     monkeypatch.setenv("FORERUN_MODEL", "zoo")
     assert said(bare) == expected
 

@@ -12,8 +12,8 @@ import pytest
 from forerun.bench.request import BenchRequest
 from forerun.bench.run import questions_of
 from forerun.bench.tune.report import sample_of
-from forerun.cli.prove import _read_texts
 from forerun.measure.questions import read_questions
+from forerun.proof.request import ProveRequest, texts_of
 
 KINDS = {
     "turns": {"turns": ["turns", "a second one"]},
@@ -25,7 +25,7 @@ KINDS = {
 }
 READERS: dict[str, Callable[[list[str]], list[str]]] = {
     "bench": lambda paths: [q.turns[0] for q in questions_of(BenchRequest(prompts=tuple(paths)))],
-    "prove": lambda paths: _read_texts({"prompts": paths}),
+    "prove": lambda paths: texts_of(ProveRequest(prompts=tuple(paths))),
     "train data": lambda paths: [q.turns[0] for q in read_questions(paths)],
     "tune": lambda paths: [q.turns[0] for q in sample_of(paths, 99)],
 }

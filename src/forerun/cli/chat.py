@@ -14,9 +14,8 @@ from forerun.cli.asked import (
     with_defaults,
 )
 from forerun.cli.combinations import settle_speculation
-from forerun.cli.derived import notes
 from forerun.cli.flags import chat_options
-from forerun.cli.options import Command, Note
+from forerun.cli.options import Command, Note, method_notes
 from forerun.cli.prompt import read_messages, with_system
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.session import open_session, restore
@@ -94,7 +93,7 @@ def _load(
 
 
 def _notes() -> dict[str, Note]:
-    return {title: note for title, note in notes().items() if title != "Method prediction"}
+    return {title: note for title, note in method_notes().items() if title != "Method prediction"}
 
 
 command = Command(

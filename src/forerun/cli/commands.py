@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ import click
 from forerun.cli.bars import bars, waiting
 from forerun.cli.config import config_option
 from forerun.cli.options import Command, Note
+from forerun.cli.output import visible_output
 from forerun.cli.quiet import quiet_libraries
 from forerun.cli.requests import params_of, read_given
 from forerun.errors import ConfigError, UnknownNameError
@@ -34,6 +36,9 @@ class Row(NamedTuple):
         assumed: what it does without arguments, where it does something; `{model}` is its model.
         files: options of `Files` that it has.
         torch: whether it loads torch, which takes seconds.
+        live: whether it shows text and progress itself, as they come: its function takes a function that
+            returns an `Output` too.
+        json: whether it has a result, and so `--json`.
         notes: further help by section.
     """
 
@@ -43,6 +48,8 @@ class Row(NamedTuple):
     assumed: str = ""
     files: Sequence[str] = ()
     torch: bool = True
+    live: bool = False
+    json: bool = True
     notes: Callable[[], Mapping[str, Note]] = dict
 
 
@@ -79,7 +86,7 @@ class Files:
 def command_of(name: str, row: Row) -> click.Command:
     """The command of a row, with the options of its request."""
     run, kind = _parts(row)
-    taken = ("json", *row.files)
+    taken = (*(["json"] if row.json else []), *row.files)
 
     @click.pass_context
     def callback(ctx: click.Context, /, **_: Any) -> int:
@@ -88,7 +95,7 @@ def command_of(name: str, row: Row) -> click.Command:
         given = read_given(ctx, kind)
         request = request_from(kind, given)
         try:
-            result = _answered(run, request, row)
+            result = _answered(run, request, row, silent=files.json)
         except ConfigError as error:
             raise named(error, given) from error
         except KeyboardInterrupt as stopped:
@@ -112,7 +119,7 @@ def command_of(name: str, row: Row) -> click.Command:
     )
 
 
-def _parts(row: Row) -> tuple[Callable[[Any], Result], type[Any]]:
+def _parts(row: Row) -> tuple[Callable[..., Result], type[Any]]:
     """The function that answers, and the class of its request."""
     module_name, function, request = f"{row.module}::".split(":")[:3]
     module = importlib.import_module(module_name)
@@ -135,13 +142,15 @@ def call(command: str, options: Mapping[str, Any]) -> Result:
     return answer(run, request_from(kind, Given(dict(options))))
 
 
-def _answered(run: Callable[[Any], Result], request: Any, row: Row) -> Result:
-    if row.torch:
-        quiet_libraries()
-        with waiting("starting"):
-            importlib.import_module("torch")
+def _answered(run: Callable[..., Result], request: Any, row: Row, *, silent: bool) -> Result:
     from forerun.report.result import answer
 
+    quiet_libraries()
+    if row.live:
+        return answer(run if silent else partial(run, new_output=visible_output), request)
+    if row.torch:
+        with waiting("starting"):
+            importlib.import_module("torch")
     with bars():
         return answer(run, request)
 

@@ -1,4 +1,4 @@
-"""`forerun demo`: a few questions, answered with speculation and without."""
+"""`forerun demo`: questions answered with speculation and without."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from forerun.cli.commands import print_json
-from forerun.cli.flags import AT_LEAST_ONE, json_option
-from forerun.cli.options import Command, Option
-from forerun.cli.param_types import Name
-from forerun.cli.quiet import quiet_libraries
+from forerun.cli.bars import bars, waiting
+from forerun.cli.output import NewOutput, Output
 from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
-from forerun.report.machine import made_with
+from forerun.options import Text, option, options
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
-    from forerun.cli.terminal import PlainOutput
     from forerun.engine.engine import Engine
     from forerun.measure.paired import Pair
 
@@ -53,9 +48,33 @@ BEGINNINGS = {
 """For another."""
 
 
+@options
+class DemoRequest:
+    """Answer three questions of three kinds with speculation and without.
+
+    The tokens are the same; how much sooner do they come? Each answer is shown as it comes, marked by
+    where each token came from; then both sides run again, in turn. A model without a chat template goes
+    on from three beginnings of code.
+    """
+
+    model: Text = option(
+        default=DEFAULT_MODEL,
+        shown=DEFAULT_SHOWN,
+        description="A checkpoint's directory, a GGUF file, a hub id, zoo or smollm2.",
+        section="Model",
+    )
+    max_tokens: int | None = option(
+        default=None,
+        ge=1,
+        le=2**31,
+        description=f"Of an answer at most; left out, {ANSWER_TOKENS}, or {CODE_TOKENS} of code.",
+        section="Sampling",
+    )
+
+
 @dataclass(frozen=True)
 class Answer:
-    """How a question was answered, greedily.
+    """Greedy answer to a question.
 
     Args:
         kind: of the question.
@@ -91,44 +110,46 @@ def rates(answers: Sequence[Answer]) -> tuple[float, float]:
     return plain, speculative
 
 
-def demo(model: str, max_tokens: int | None, json: bool) -> int:
-    """Three questions of three kinds, answered with speculation and without: the same tokens, and how much
-    sooner.
+def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
+    """Rates of each answer and of all.
 
-    Each answer is shown as it comes, marked by where each token came from; then both sides run again, in
-    turn. A model without a chat template goes on from three beginnings of code.
+    Args:
+        new_output: returns where an answer is shown as it comes.
     """
-    quiet_libraries()
     from forerun.engine.chat import ChatTemplate
     from forerun.engine.load import load
 
-    engine = load(model, max_context=LONGEST_PROMPT + (max_tokens or ANSWER_TOKENS))
+    with waiting("starting"):
+        from forerun import models  # noqa: F401  # Loads torch.
+    max_tokens = request.max_tokens
+    with bars():
+        engine = load(request.model, max_context=LONGEST_PROMPT + (max_tokens or ANSWER_TOKENS))
     if max_tokens is None:
         max_tokens = CODE_TOKENS if ChatTemplate.of(engine.tokenizer) is None else ANSWER_TOKENS
-    answers = list(_answered(engine, max_tokens, shown=not json))
+    answers = list(_answered(engine, max_tokens, new_output))
     plain, speculative = rates(answers)
     identical = all(answer.identical for answer in answers)
-    if json:
-        content = {
-            **made_with(engine.target.device),
-            "model": model,
-            "method": engine.config.method,
-            "max_tokens": max_tokens,
-            "answers": [_content(answer) for answer in answers],
-            "plain_tokens_per_second": plain,
-            "tokens_per_second": speculative,
-            "identical": identical,
-        }
-        print_json(content)
-    else:
-        for answer in answers:
-            click.echo(_line(answer.kind, *rates([answer]), answer.speedup, answer.identical))
-        click.echo(_line("all", plain, speculative, speculative / plain, identical))
-    return 0 if identical else 1
+    content = {
+        "method": engine.config.method,
+        "answers": [_content(answer) for answer in answers],
+        "plain_tokens_per_second": plain,
+        "tokens_per_second": speculative,
+        "identical": identical,
+    }
+    return Result(
+        settings={"max_tokens": max_tokens},
+        answers=[
+            *(_line(one.kind, *rates([one]), one.speedup, one.identical) for one in answers),
+            _line("all", plain, speculative, speculative / plain, identical),
+        ],
+        content=content,
+        exit_code=0 if identical else 1,
+        device=engine.target.device,
+    )
 
 
-def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answer]:
-    """Each question, its first answer on standard output as it comes."""
+def _answered(engine: Engine, max_tokens: int, new_output: NewOutput) -> Iterator[Answer]:
+    """Answers to each question, the first of which is shown as it comes."""
     from forerun.engine.chat import ChatTemplate, encode_text
     from forerun.measure.paired import run_pair
     from forerun.params import SamplingParams
@@ -140,24 +161,13 @@ def _answered(engine: Engine, max_tokens: int, *, shown: bool) -> Iterator[Answe
             token_ids = encode_text(engine.tokenizer, prompt)
         else:
             token_ids = template.encode([{"role": "user", "content": prompt}], {})
-        output = _begun(prompt, apart=template is not None) if shown else None
-        first = run_pair(engine, token_ids, params, see=None if output is None else output.event)
-        if output is not None:
-            output.end(first.speculative.completion.text + "\n")
+        output = new_output()
+        output.prompt(prompt, apart=template is not None)
+        output.start()
+        first = run_pair(engine, token_ids, params, see=output.event)
+        output.end(first.speculative.completion.text + "\n")
         more = [run_pair(engine, token_ids, params) for _ in range(PAIRS - 1)]
         yield Answer(kind, prompt, [first, *more])
-
-
-def _begun(prompt: str, *, apart: bool) -> PlainOutput:
-    """Where an answer is shown, the question already."""
-    from forerun.cli.generate import choose_output
-    from forerun.cli.terminal import PlainOutput
-
-    output = choose_output(False)
-    assert isinstance(output, PlainOutput)
-    output.prompt(prompt, apart=apart)
-    output.start()
-    return output
 
 
 def _line(kind: str, plain: float, speculative: float, speedup: float, identical: bool) -> str:
@@ -178,28 +188,3 @@ def _content(answer: Answer) -> dict[str, Any]:
         "identical": answer.identical,
         "stats": stats.as_dict(),
     }
-
-
-command = Command(
-    "demo",
-    params=[
-        Option(
-            "model",
-            "Model",
-            type=Name(),
-            default=DEFAULT_MODEL,
-            show_default=DEFAULT_SHOWN,
-            help="A checkpoint's directory, a GGUF file, a hub id, zoo or smollm2.",
-        ),
-        Option(
-            "max_tokens",
-            "Sampling",
-            type=AT_LEAST_ONE,
-            help=f"Of an answer at most; left out, {ANSWER_TOKENS}, or {CODE_TOKENS} of code.",
-        ),
-        json_option(),
-    ],
-    callback=demo,
-    example="forerun demo",
-    assumed="with {model}",
-)

@@ -11,15 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from forerun.cli.options import Note, Option
+from forerun.cli.options import Option
 from forerun.cli.param_types import Whole
-from forerun.cli.requests import Value, option_of
-from forerun.drafters import DRAFTERS
+from forerun.cli.requests import option_of
 from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.speculation_options import OWN_SECTIONS
-from forerun.errors import ConfigError
 from forerun.flags import flags_of
 from forerun.options import schema_of
 
@@ -86,29 +84,3 @@ def speculation_options(defaults: Mapping[str, Any] = _NOTHING) -> list[Option]:
         ),
         *(flag for title, kind in OWN_SECTIONS.items() for flag in derived(kind, title, shared)),
     ]
-
-
-def notes() -> dict[str, Note]:
-    """What the help says of each method that is installed, by the title of its section."""
-    notes = {}
-    for name in DRAFTERS.names():
-        try:
-            drafter = DRAFTERS.find(name)
-        except ConfigError as error:
-            notes[f"Method {name}"] = Note(str(error))
-            continue
-        text = (drafter.__doc__ or "").partition("\n")[0]
-        rows = [] if name in DRAFTERS else _rows(drafter.options)
-        notes[f"Method {name}"] = Note(text, rows)
-    return notes
-
-
-def _rows(kind: type) -> list[tuple[str, str]]:
-    """Options without flags of their own, as the help shows them."""
-    rows = []
-    for flag in flags_of(kind):
-        text = flag.schema.get("description", "")
-        shown = "" if flag.default in (None, ()) else f"  [default: {flag.default}]"
-        value = Value(flag).name.upper()
-        rows.append((f"--method-option {flag.name}={value}", f"{text}{shown}"))
-    return rows

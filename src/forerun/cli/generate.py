@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,9 @@ from forerun.cli.asked import (
     with_defaults,
 )
 from forerun.cli.combinations import check_prediction, settle
-from forerun.cli.derived import notes
 from forerun.cli.flags import generate_options
-from forerun.cli.options import Command
+from forerun.cli.options import Command, method_notes
+from forerun.cli.output import visible_output
 from forerun.cli.prompt import (
     EXAMPLE,
     SentPrompt,
@@ -35,7 +34,8 @@ from forerun.params import SamplingParams
 from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
-    from forerun.cli.report import Outcome, Output
+    from forerun.cli.output import Output
+    from forerun.cli.report import Outcome
     from forerun.core import Hints
     from forerun.engine.engine import Engine
     from forerun.kv_cache.session_file import Session
@@ -142,17 +142,7 @@ def choose_output(as_json: bool) -> Output:
         from forerun.cli.report import JsonOutput
 
         return JsonOutput()
-    from forerun.cli.terminal import PlainOutput, TerminalOutput
-
-    if sys.stdout.isatty():
-        # What a terminal's encoding lacks must not end the run.
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")
-        return TerminalOutput()
-    # Prompts are read as UTF-8 whatever the locale, and text is written as such.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8")
-    return PlainOutput()
+    return visible_output()
 
 
 def _with_page(output: Output, file: str) -> Output:
@@ -230,5 +220,5 @@ command = Command(
     params=generate_options(),
     callback=generate,
     example=EXAMPLE,
-    notes=notes,
+    notes=method_notes,
 )

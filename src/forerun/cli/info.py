@@ -1,4 +1,4 @@
-"""`forerun info`: what a model is and needs, read from its config, and of a GGUF file a few rows."""
+"""`forerun info`: a model's sizes and needs, read from its config, and a few rows of a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,72 +6,59 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-from click.core import ParameterSource
-
-from forerun.cli.combinations import check_context
-from forerun.cli.commands import print_json
-from forerun.cli.completion import completion
-from forerun.cli.flags import json_option, place_options
-from forerun.cli.options import Command, Option
-from forerun.cli.param_types import Name
-from forerun.cli.quiet import quiet_libraries
-from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
-from forerun.errors import CheckpointError, ConfigError
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import ModelOptions, check_context
+from forerun.engine.resolve import choose
+from forerun.errors import CheckpointError
 from forerun.files import size_text
-from forerun.report.machine import made_with
+from forerun.options import options, part
+from forerun.report.result import Result
+from forerun.report.table import Cell, Table
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint, Placement, RunConfig
 
-# A context to count the caches' memory for, where the model has a longer one.
+# Context to count the caches' memory for, where the model has a longer one.
 USUAL_CONTEXT = 4096
 
 
-def info(name: str | None, model: str, **values: Any) -> None:
-    """What a model is, what it needs and what would draft for it.
+@options
+class InfoRequest:
+    """Show what a model is, what it needs and what would draft for it.
 
     MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo (a small model of forerun's own) or
     smollm2. Only its config is read; the weights need not be there. Of a GGUF file a few rows are, to
     say how far the product is off.
     """
-    if name is not None:
-        source = click.get_current_context().get_parameter_source("model")
-        if source is ParameterSource.COMMANDLINE and name != model:
-            raise ConfigError(f"the model is {name!r} and {model!r}; give one of them.")
-        model = name
-    quiet_libraries()
-    content = describe_model(model, **values)
-    if values["json"]:
-        print_json(content)
-    else:
-        _print(content)
+
+    model: ModelOptions = part(
+        default=ModelOptions,
+        section="Model",
+        without=("threads", "kv_dtype"),
+        argument="model",
+        help={
+            "model": "MODEL as an option.",
+            "max_context": "Tokens to count memory for; left out, the model's context up to 4096.",
+        },
+    )
 
 
-def describe_model(
-    model: str,
-    *,
-    revision: str | None,
-    dtype: str,
-    device: str,
-    backend: str,
-    max_context: int | None,
-    **_: Any,
-) -> dict[str, Any]:
-    """Everything that the command says, as the object of `--json`."""
+def run(request: InfoRequest) -> Result:
+    """Facts about a model.
+
+    Raises:
+        ForerunError: for a model that cannot be run, or a context that it does not have.
+    """
     from forerun.drafters import DRAFTERS
-    from forerun.engine.config import SpeculativeConfig
-    from forerun.engine.resolve import choose
-    from forerun.models import Checkpoint, Placement
+    from forerun.models import Checkpoint
 
-    placement = Placement(dtype, device, backend)
-    checkpoint = Checkpoint.open(model, revision)
+    model, placement = request.model.model, request.model.placement
+    checkpoint = Checkpoint.open(model, request.model.revision)
     run, summary = checkpoint.run_config(placement), checkpoint.summary
-    check_context(max_context, summary.max_context, model)
+    check_context(request.model.max_context, checkpoint)
     choice = choose(SpeculativeConfig(), model).config
-    context = max_context or min(summary.max_context, USUAL_CONTEXT)
-    return {
-        **made_with(run.device),
+    context = request.model.max_context or min(summary.max_context, USUAL_CONTEXT)
+    content = {
         "model": model,
         **_of_checkpoint(checkpoint),
         **_of_run(checkpoint, run),
@@ -80,6 +67,8 @@ def describe_model(
         "methods": DRAFTERS.names(),
         "memory": _memory(checkpoint, choice.model, run, placement, context),
     }
+    rows = [(Cell(name, style="bold"), text) for name, text in _rows(content, run).items()]
+    return Result(content=content, tables=[Table.of("", ("", ""), rows, "ll")], device=run.device)
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -121,7 +110,7 @@ def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
 def _memory(
     checkpoint: Checkpoint, draft: str | None, run: RunConfig, placement: Placement, context: int
 ) -> dict[str, Any]:
-    """Whether target, draft and caches for `context` tokens fit, in bytes."""
+    """Bytes that target, draft and caches for `context` tokens need, and those that are free."""
     from forerun.engine.load import ModelPair
     from forerun.models import Checkpoint, available_bytes
 
@@ -141,19 +130,7 @@ def _memory(
     }
 
 
-def _print(content: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, text in _rows(content).items():
-        table.add_row(name, text)
-    Console(highlight=False).print(table)
-
-
-def _rows(content: dict[str, Any]) -> dict[str, str]:
+def _rows(content: dict[str, Any], run: RunConfig) -> dict[str, str]:
     weights = ", ".join(
         f"{name} {size_text(size)}" for name, size in content["weight_bytes"].items()
     )
@@ -164,7 +141,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "runs on": _of_backend(content),
         "parameters": f"{content['parameters']:,}",
         "weights": weights,
-        **({"tensors": "\n".join(map(_of_held, held))} if (held := content["tensors"]) else {}),
+        **({"tensors": "; ".join(map(_of_held, held))} if (held := content["tensors"]) else {}),
         "cache": f"{cache} a token",
         "context": f"{content['max_context']} tokens",
         "vocabulary": f"{content['vocab_size']} tokens",
@@ -173,7 +150,7 @@ def _rows(content: dict[str, Any]) -> dict[str, str]:
         "known draft": content["known_draft"] or "none; looking up (suffix) needs none",
         "methods": ", ".join(content["methods"]),
         **({"note": " ".join(content["notes"])} if content["notes"] else {}),
-        "memory": _of_memory(content["memory"], content["hardware"]["device"]),
+        "memory": _of_memory(content["memory"], str(run.device)),
     }
 
 
@@ -204,32 +181,3 @@ def _of_memory(memory: dict[str, Any], device: str) -> str:
         f"{verdict}: {size_text(memory['needed'])} with {memory['context']} tokens of context"
         f"{aside}; {size_text(memory['available'])} free on {device}"
     )
-
-
-command = Command(
-    "info",
-    params=[
-        click.Argument(
-            ["name"],
-            type=Name(),
-            required=False,
-            metavar="[MODEL]",
-            shell_complete=completion("model"),
-        ),
-        Option(
-            "model",
-            "Model",
-            type=Name(),
-            default=DEFAULT_MODEL,
-            show_default=DEFAULT_SHOWN,
-            help="MODEL as an option.",
-        ),
-        *place_options(
-            context="Tokens to count memory for; left out, the model's context up to 4096."
-        ),
-        json_option(),
-    ],
-    callback=info,
-    example="forerun info Qwen/Qwen3-4B",
-    assumed="about {model}",
-)

@@ -15,6 +15,7 @@ from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.commands import Group, Row
 from forerun.cli.groups import LazyGroup
+from forerun.cli.options import method_notes
 from forerun.errors import ForerunError
 from forerun.progress import heard_by
 
@@ -91,7 +92,13 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "Does a trained head load in other engines, and draft as trained?",
         example="forerun check ./my-head --model smollm2 --engines vllm,sglang",
     ),
-    "demo": ("forerun.cli.demo", "Three questions, answered with speculation and without."),
+    "demo": Row(
+        "forerun.cli.demo",
+        "Three questions, answered with speculation and without.",
+        example="forerun demo",
+        assumed="with {model}",
+        live=True,
+    ),
     "diffusion": Group(
         "Diffusion models with fewer network passes, one way of them exact.",
         "Diffusion models of diffusers with fewer network passes, one way of them exact.",
@@ -103,8 +110,19 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
     ),
     "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
-    "info": ("forerun.cli.info", "What a model is, what it needs and what would draft for it."),
-    "prove": ("forerun.cli.prove", "Prove that speculation leaves the distribution as it is."),
+    "info": Row(
+        "forerun.cli.info",
+        "What a model is, what it needs and what would draft for it.",
+        example="forerun info Qwen/Qwen3-4B",
+        assumed="about {model}",
+    ),
+    "prove": Row(
+        "forerun.proof.request",
+        "Prove that speculation leaves the distribution as it is.",
+        example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
+        assumed="proving {model} on held-out prompts, for some minutes",
+        notes=method_notes,
+    ),
     "roofline": Row(
         "forerun.bench.roofline.request",
         "What bounds a model's forwards on this machine.",

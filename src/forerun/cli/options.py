@@ -20,6 +20,7 @@ from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
 from forerun.cli.param_types import Whole
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
+from forerun.flags import flags_of
 
 # Short flags; `-md` is llama.cpp's.
 SHORT = {"draft_model": "-md", "max_tokens": "-n", "model": "-m", "prompt": "-p"}
@@ -145,6 +146,36 @@ def _nearest(name: str, flags: Iterable[str]) -> str:
     """A question after the flag whose name is nearest; empty if none is near."""
     near = difflib.get_close_matches(name, sorted(flags), n=1)
     return f"Did you mean {'--' + near[0]!r}?" if near and len(near[0]) > 1 else ""
+
+
+def method_notes() -> dict[str, Note]:
+    """Text on each method that is installed, by the title of its section."""
+    from forerun.drafters import DRAFTERS
+
+    notes = {}
+    for name in DRAFTERS.names():
+        try:
+            drafter = DRAFTERS.find(name)
+        except ConfigError as error:
+            notes[f"Method {name}"] = Note(str(error))
+            continue
+        text = (drafter.__doc__ or "").partition("\n")[0]
+        rows = [] if name in DRAFTERS else _rows(drafter.options)
+        notes[f"Method {name}"] = Note(text, rows)
+    return notes
+
+
+def _rows(kind: type) -> list[tuple[str, str]]:
+    """Options without flags of their own, as the help shows them."""
+    from forerun.cli.requests import Value
+
+    rows = []
+    for flag in flags_of(kind):
+        text = flag.schema.get("description", "")
+        shown = "" if flag.default in (None, ()) else f"  [default: {flag.default}]"
+        value = Value(flag).name.upper()
+        rows.append((f"--method-option {flag.name}={value}", f"{text}{shown}"))
+    return rows
 
 
 def warn(text: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.cli.report import Outcome, Output
+from forerun.cli.output import Output
+from forerun.cli.report import Outcome
 from forerun.engine.html import page
 from forerun.engine.requests import TokenEvent
 from forerun.measure.paired import Run

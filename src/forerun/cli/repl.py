@@ -13,7 +13,8 @@ import click
 from rich.console import Console
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.generate import SingleRequest, choose_output
+from forerun.cli.generate import SingleRequest
+from forerun.cli.output import visible_output
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
@@ -118,7 +119,7 @@ class Repl:
                 # Python switches it off; a pasted text of several lines would be as many messages.
                 readline.parse_and_bind("set enable-bracketed-paste on")
             _say(f"{self._values['model']} listens; /help lists the commands, Ctrl-D ends")
-        choose_output(False).start(legend=self._values["speculative"])
+        visible_output().start(legend=self._values["speculative"])
         messages = self._conversation.messages
         if messages and messages[-1]["role"] == "user":
             self._answer(messages.pop())
@@ -186,8 +187,7 @@ class Repl:
         if self._values["show_prompt"]:
             show_prompt(prompt)
         run = Run(self._engine.stream(prompt.token_ids, self._params))
-        output = choose_output(False)
-        assert isinstance(output, PlainOutput)
+        output = visible_output()
         self._last = SingleRequest(self._engine, prompt, self._params, self._from_model), run
         try:
             run.follow(output.event)

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.cli.commands import print_json
+from forerun.cli.output import Output
 from forerun.cli.prompt import SentPrompt
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
-from forerun.engine.requests import TokenEvent, TokenLogprob
+from forerun.engine.requests import TokenLogprob
 from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
 from forerun.params import SamplingParams
@@ -76,30 +77,6 @@ class Outcome:
     @property
     def finish_reason(self) -> str:
         return self.run.completion.finish_reason or FinishReason.CANCELLED
-
-
-class Output:
-    """Where a result goes: a terminal, a pipe, or one JSON object."""
-
-    def prompt(self, text: str, *, apart: bool = False) -> None:
-        """Take what was asked, to be shown by `start`.
-
-        Args:
-            apart: whether an answer follows, not text that goes on from the prompt.
-        """
-
-    def start(self, *, legend: bool = True) -> None:
-        """Explain the marks, unless there will be none, and show the prompt before the first token."""
-
-    def event(self, event: TokenEvent) -> None:
-        """See a token as it comes."""
-
-    def begin(self, label: str, run: Run) -> None:
-        """See a run of a comparison begin."""
-
-    def finish(self, outcome: Outcome) -> None:
-        """See the end."""
-        raise NotImplementedError
 
 
 class JsonOutput(Output):

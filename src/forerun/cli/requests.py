@@ -42,8 +42,9 @@ class Value(click.ParamType[Any]):
     def __init__(self, flag: Flag) -> None:
         self.flag = flag
         self.name = "file" if flag.is_path else _NAMES.get(flag.kind, flag.kind)
-        if flag.kind == "array" and not flag.use.repeat:
-            self.name = flag.name.rpartition("_")[2]
+        if flag.kind == "array" and not flag.is_path:
+            entry = _NAMES.get(flag.inner["items"].get("type"), "text")
+            self.name = entry if flag.use.repeat else flag.name.rpartition("_")[2]
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return rv.split(os.pathsep) if self.flag.is_path else [rv]

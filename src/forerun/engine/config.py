@@ -14,7 +14,7 @@ from forerun.contracts import Policy
 from forerun.core import MOST_NODES, Drawing, Tree
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.errors import ConfigError, UnknownNameError
-from forerun.options import Text, changes, check, known, named, options, pick
+from forerun.options import Text, changes, check, known, named, option, options, pick
 from forerun.policies import POLICIES, make_policy
 from forerun.registry import Registry
 
@@ -74,8 +74,12 @@ class SpeculativeConfig:
         PlainValidator(_tree),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
     ] = Field(default=None, description="Draft trees: auto, or a JSON file with a fixed shape.")
-    num_tree_nodes: int = Field(
-        default=16, ge=1, le=MOST_NODES, description="Nodes of an automatic tree at most."
+    num_tree_nodes: int = option(
+        default=16,
+        ge=1,
+        le=MOST_NODES,
+        description="Nodes of an automatic tree at most.",
+        requires=("tree",),
     )
     rejection_sample_method: Annotated[str, known("rejection_sample_method", _rules)] = Field(
         default="auto",

@@ -1,20 +1,167 @@
-"""Options of every method and policy as options of a request, and those that are given by name alone."""
+"""Options that say how a command speculates: common ones, each method's own, and all in one object."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from forerun.drafters import DRAFTERS
-from forerun.errors import ConfigError
-from forerun.flags import flags_of, joined, read_value
+from forerun.core import Drawing
+from forerun.drafters import DRAFTERS, drafters_of
+from forerun.drafters.base import HeadOptions
+from forerun.drafters.lookup.corpus_cache import CorpusOptions
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import DEFAULT_MODEL
+from forerun.engine.resolve import default_method, pick_method
+from forerun.errors import ConfigError, UnknownNameError, shown
+from forerun.files import parse_json
+from forerun.flags import Flag, Given, flags_of, joined, part_flags, read_value
+from forerun.options import Part, Use, part, schema_of
 from forerun.policies import POLICIES
 
+SECTION = "Speculation"
 # Sections of the help with the options that have flags of their own.
 OWN_SECTIONS: dict[str, type] = {
     **{f"Method {name}": drafter.options for name, drafter in DRAFTERS.items()},
     **{f"Policy {name}": policy.options for name, policy in POLICIES.items()},
 }
+# Options that are not called as their fields.
+RENAMED: Mapping[str, str] = {"model": "draft_model", "revision": "draft_revision"}
+# Methods in SGLang's words.
+METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
+_OBJECT, _BY_NAME = "speculative_config", "method_option"
+
+
+def speculation(policy: str = "auto", requires: Sequence[str] = ()) -> Any:
+    """A field of a request that holds a `SpeculativeConfig`.
+
+    Args:
+        policy: the request's default.
+        requires: options of which one must be on.
+    """
+    return part(
+        default=SpeculativeConfig(policy=policy),
+        section=SECTION,
+        without=("options",),
+        renamed=RENAMED,
+        requires=requires,
+        flags=_flags,
+        build=_config,
+    )
+
+
+def settings_of(config: SpeculativeConfig) -> dict[str, Any]:
+    """Options of a config by the names that they have in a request."""
+    return {RENAMED.get(name, name): value for name, value in config.as_dict().items()}
+
+
+def _flags(default: SpeculativeConfig, inner: Part) -> list[Flag]:
+    text = {
+        "type": "string",
+        "description": "All of this in one JSON object, keys as vLLM's: method, model, "
+        "num_speculative_tokens, prompt_lookup_max and so on.",
+    }
+    texts = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "An option of the method as NAME=VALUE, also where it has no flag.",
+    }
+    own = list(_own_flags())
+    shared = [flag for flag in own if flag.use.section == SECTION]
+    made = [
+        *shared,
+        Flag(_OBJECT, ("options", _OBJECT), text, None, Use(SECTION)),
+        Flag(_BY_NAME, ("options", _BY_NAME), texts, (), Use(SECTION, repeat=True)),
+        *(flag for flag in own if flag not in shared),
+    ]
+    needs = (replace(flag, use=replace(flag.use, requires=inner.requires)) for flag in made)
+    return [*part_flags(default, inner), *needs]
+
+
+def _own_flags() -> Iterator[Flag]:
+    """Options of methods and policies; those that several methods share come first."""
+    met = set[str]()
+    for section, kind in [(SECTION, CorpusOptions), (SECTION, HeadOptions), *OWN_SECTIONS.items()]:
+        for flag in flags_of(kind):
+            if flag.name not in met:
+                met.add(flag.name)
+                use = replace(flag.use, section=section)
+                yield replace(flag, path=("options", flag.name), use=use)
+
+
+@cache
+def _by_key() -> dict[str, Flag]:
+    """Options by their names in a `SpeculativeConfig`."""
+    common = part_flags(SpeculativeConfig(), Part(without=("options",)))
+    return {flag.name: flag for flag in (*common, *_own_flags())}
+
+
+def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
+    """The config that is asked for; its method is open if none is named.
+
+    Raises:
+        ConfigError: for a value out of range, or an option of another method.
+        UnknownNameError: for a name that does not exist.
+    """
+    given = _with_object(given)
+    values, target = given.values, given.values.get("model", DEFAULT_MODEL)
+    names = {field: RENAMED.get(field, field) for field in schema_of(SpeculativeConfig)}
+    common = {field: values[name] for field, name in names.items() if name in values}
+    method, draft = common.get("method"), common.get("model")
+    if isinstance(method, str):
+        method = common["method"] = METHODS.get(method, method)
+    elif method is not None:
+        return replace(default, **common)
+    own = {name: values[name] for name in _by_key() if name in values and name not in names}
+    first = DRAFTERS.find(method or default_method(draft, target)).options
+    own = with_method_options(values.get(_BY_NAME, ()), own, first)
+    if method is None:
+        method, own = pick_method(draft, target, own)
+    read = _read_by(method, common.get("policy", default.policy), own)
+    # Options that the method does not read yield to a method from a stronger source.
+    for holder in (own, common):
+        for name in holder.keys() - read - (names.keys() - {"draft_sample_method"}):
+            flag = name if name in values else _BY_NAME
+            if given.yields(flag, ("method", "draft_model", "policy")):
+                del holder[name]
+    return replace(default, **common, options=own)
+
+
+def _read_by(method: str, policy: str, own: Mapping[str, Any]) -> set[str]:
+    """Names of the options that a method and a policy read."""
+    drafters = drafters_of(method, own)
+    kinds = [POLICIES.find(policy).options, *(drafter.options for drafter in drafters)]
+    draws = any(Drawing.SAMPLED in drafter.drawings for drafter in drafters)
+    names = {name for kind in kinds for name in schema_of(kind)}
+    return names | ({"draft_sample_method"} if draws else set())
+
+
+def _with_object(given: Given) -> Given:
+    """Options with those of the JSON object, which yield to a flag of a stronger source.
+
+    Raises:
+        ConfigError: for anything but an object, and for a value that a flag of the same source gives too.
+        UnknownNameError: for a key that is no option.
+    """
+    content = given.values.get(_OBJECT)
+    if content is None:
+        return given
+    flag, text = given.written(_OBJECT), content
+    if isinstance(text, str):
+        content = parse_json(text, flag, ConfigError)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f'{flag} is {shown(text)}; give an object such as {{"method": "ngram"}}.')
+    values, sources, known = dict(given.values), dict(given.sources), _by_key()
+    for key, value in content.items():
+        if key not in known:
+            raise UnknownNameError(f"key of {flag}", key, known)
+        name: str = RENAMED.get(key, key)
+        if value is None or (name in values and given.weaker(_OBJECT, name) == _OBJECT):
+            continue
+        values[name] = _read(f"{key} of {flag}", known[key], value)
+        sources[name] = given.source(_OBJECT)
+    return replace(given, values=values, sources=sources)
 
 
 def with_method_options(
@@ -38,11 +185,18 @@ def with_method_options(
         if not equals or name in found:
             problem = "gives an option twice" if equals else "is not NAME=VALUE"
             raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
-        found[name] = value
-        if name in flags:
-            try:
-                read = read_value(flags[name], value)
-            except ValueError as error:
-                raise ConfigError(f"--method-option {text!r}: {error}") from None
-            found[name] = joined(flags[name], [read]) if flags[name].repeated else read
+        found[name] = (
+            _read(f"--method-option {text!r}", flags[name], value) if name in flags else value
+        )
     return found
+
+
+def _read(where: str, flag: Flag, value: Any) -> Any:
+    """Value of an option, from text as its flag reads it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = read_value(flag, value)
+        return joined(flag, [read]) if flag.repeated else read
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None

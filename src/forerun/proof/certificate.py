@@ -17,7 +17,7 @@ def result_of(content: dict[str, Any]) -> Result:
     """The result of the command.
 
     Args:
-        content: settings and the proof, as `forerun prove --json` prints them.
+        content: the proof, as `forerun prove --json` prints it.
     """
     style = "bold green" if content["passed"] else "bold red"
     said = Sentence(f"{verdict(content)} ({content['seconds']:.0f} s)", style=style)
@@ -46,8 +46,10 @@ def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in {**content["versions"], **content["hardware"]}.items():
         yield name, str(value)
     for name, value in content["settings"].items():
-        text = json.dumps(value, default=str) if isinstance(value, dict) else str(value)
-        yield name.replace("_", " "), text
+        if value not in (None, [], {}):
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            listed = ", ".join(map(str, value)) if isinstance(value, list) else text
+            yield name.replace("_", " "), listed
     yield "rule", content["rule"]
     yield "level", content["level"]
     yield "seconds", f"{content['seconds']:.0f}"

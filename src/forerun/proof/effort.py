@@ -9,7 +9,7 @@ from pydantic import Field
 
 from forerun.core import Hints
 from forerun.errors import ConfigError
-from forerun.options import known, options
+from forerun.options import known, option, options
 from forerun.params import SamplingParams
 
 PARTS = ("enumeration", "statistics", "equality")
@@ -43,8 +43,11 @@ class Effort:
         description="Probability of a false alarm of the statistics, before a second look.",
     )
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
-    parts: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = Field(
-        default=PARTS, description="Which parts to run."
+    parts: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = option(
+        default=PARTS,
+        description="Run only this part.",
+        repeat=True,
+        names=lambda: PARTS,
     )
 
     def __post_init__(self) -> None:

@@ -26,8 +26,8 @@ _LAYOUTS = ((" ", "/", 1), ("\n", "/", 1), ("\n", "/\n", 0))
 
 
 def as_text(table: Table) -> str:
-    """The title, aligned columns and the notes."""
-    lines = [list(table.header), *table.texts]
+    """The title, aligned columns and the notes; without a line for a title or header that is empty."""
+    lines = [*([list(table.header)] if any(table.header) else []), *table.texts]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     columns = list(zip(widths, table.aligned, strict=True))
     aligned = [
@@ -37,7 +37,7 @@ def as_text(table: Table) -> str:
         ).rstrip()
         for line in lines
     ]
-    return "\n".join([table.title, *aligned, *table.notes])
+    return "\n".join([*filter(None, [table.title]), *aligned, *table.notes])
 
 
 def show(result: Result) -> None:
@@ -51,7 +51,8 @@ def show(result: Result) -> None:
     else:
         said = ["\n".join(map(_text, part)) for part in (result.answers, result.endings)]
         parts = [said[0], *map(as_text, result.tables), said[1]]
-        print("\n\n".join(filter(None, parts)), flush=True)
+        if text := "\n\n".join(filter(None, parts)):
+            print(text, flush=True)
     # Python's print takes no stream, as a closed one is, for standard output.
     if result.legend and sys.stderr is not None:
         print(", ".join(result.legend), file=sys.stderr)
@@ -105,7 +106,8 @@ def _show_table(table: Table) -> None:
             grid = _grid(table, " ", "/", 0, no_wrap=False)
         else:
             console.size = ConsoleDimensions(width, console.height)
-    console.print(table.title, style="italic", markup=False, soft_wrap=True)
+    if table.title:
+        console.print(table.title, style="italic", markup=False, soft_wrap=True)
     console.print(grid)
     if not grid.show_edge:
         console.print()
@@ -119,7 +121,11 @@ def _grid(table: Table, space: str, slash: str, padding: int, no_wrap: bool = Tr
     from rich.text import Text
 
     grid = Grid(
-        box=box.SIMPLE_HEAD, collapse_padding=True, padding=(0, padding), show_edge=bool(padding)
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        padding=(0, padding),
+        show_edge=bool(padding),
+        show_header=any(table.header),
     )
     for name, side in zip(table.header, table.aligned, strict=True):
         broken = name.replace(" ", space).replace("/", slash)

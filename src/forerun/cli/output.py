@@ -1,0 +1,57 @@
+"""Output of text as it comes: nowhere, in a terminal, or in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.cli.report import Outcome
+    from forerun.cli.terminal import PlainOutput
+    from forerun.engine.requests import TokenEvent
+    from forerun.measure.paired import Run
+
+
+class Output:
+    """Output that shows nothing; subclasses show a text and how it came."""
+
+    def prompt(self, text: str, *, apart: bool = False) -> None:
+        """Take the prompt, to be shown by `start`.
+
+        Args:
+            apart: whether an answer follows, not text that goes on from the prompt.
+        """
+
+    def start(self, *, legend: bool = True) -> None:
+        """Explain the marks, unless there will be none, and show the prompt before the first token."""
+
+    def event(self, event: TokenEvent) -> None:
+        """Show the text that a token completes."""
+
+    def begin(self, label: str, run: Run) -> None:
+        """Show that a run of a comparison begins."""
+
+    def end(self, text: str) -> None:
+        """Show the rest of a text, some tokens of which an interruption may have kept back."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Show the rest of the text, and how it came."""
+
+
+NewOutput = Callable[[], Output]
+
+
+def visible_output() -> PlainOutput:
+    """Output on standard output, which is a terminal or a pipe."""
+    from forerun.cli.terminal import PlainOutput, TerminalOutput
+
+    if sys.stdout.isatty():
+        # What a terminal's encoding lacks must not end the run.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
+        return TerminalOutput()
+    # Prompts are read as UTF-8 whatever the locale, and text is written as such.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")
+    return PlainOutput()
