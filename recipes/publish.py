@@ -24,12 +24,14 @@ from transformers import PreTrainedTokenizerFast
 from forerun.files import atomic_path, write_text
 from forerun.heads.few_bits import SCALES, packed
 from forerun.heads.files import CARD, OWN, HeadFiles, write_head
-from forerun.training.result import CERTIFICATE, PICTURE
+from forerun.training.result import PICTURE
 from forerun_peers.gguf_export import write_gguf
 from recipes.corpus import END_OF_TEXT
 
 COLUMNS = 32
 """Of a row of a head's matrix that share a scale."""
+CERTIFICATE = "certificate.md"
+"""Where `forerun prove --certificate` of a head is looked for."""
 SMALLEST = 1e-7
 """Of the scales, so that none is 0 in fp16."""
 

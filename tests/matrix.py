@@ -32,11 +32,11 @@ from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.medusa import MedusaConfig, MedusaHead
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
-from forerun.training.medusa import new_tensors
 from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
 from tests.helpers.exit_layers import head_of
 from tests.helpers.layered import LayeredToyModel
+from tests.helpers.medusa_heads import random_tensors
 
 VOCAB = 11
 ROWS = 4
@@ -125,7 +125,7 @@ def _medusa(target: LayeredToyModel) -> MedusaDrafter:
     size = target.vocab_size
     config = MedusaConfig(size, size, 3, 2, size * 3 // 4)
     ids = {"d2t": torch.arange(config.draft_vocab_size) // 3}
-    head = MedusaHead(target, config, new_tensors(config, spread=2.0) | ids, "head")
+    head = MedusaHead(target, config, random_tensors(config, spread=2.0) | ids, "head")
     return MedusaDrafter(head, ROWS, target.num_layers, size)
 
 

@@ -24,7 +24,7 @@ from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Trainer
 from forerun.training.records import RECORDS
 from forerun.training.result import TrainingReport
-from forerun.training.settings import DRAFTER_SETTINGS, settings_of
+from forerun.training.settings import Eagle3Settings, HeadSettings
 
 KIND = "eagle3"
 # A GPU takes more at once than the CPU that the defaults are for; a minute holds two validations.
@@ -60,7 +60,7 @@ def train(options: argparse.Namespace, output: Output) -> int:
         output.row("began", device=str(run.target.device), model=model, **run.report.conversations)
         report = run.run()
         run.hand_out(report)
-        output.row("ended", by=run.ended_by, acceptance_length=report.mean_length)
+        output.row("ended", by=run.ended_by, acceptance_length=report.best.mean_length)
     return 0 if output.fits() else 1
 
 
@@ -74,7 +74,7 @@ def _settings(options: argparse.Namespace) -> tuple[Any, Any]:
             values[name] = json.loads(value)
         except ValueError as error:
             raise ConfigError(f"--set {text} is not NAME=VALUE with a number; give one.") from error
-    kinds = DRAFTER_SETTINGS[KIND], settings_of(KIND)
+    kinds = Eagle3Settings, HeadSettings
     known = {field.name for kind in kinds for field in fields(kind)}
     if unknown := sorted(set(values) - known):
         raise ConfigError(
@@ -132,9 +132,9 @@ class TimedRun(DrafterRun):
         data: list[str],
         out: Path,
     ) -> None:
-        self.output, self.ended_by, self.steps = output, "budget", 0
+        self.output, self.ended_by = output, "budget"
         self._device = device
-        super().__init__(KIND, own, settings, model, data, out, self._validated)
+        super().__init__(KIND, own, settings, model, data, out)
 
     def _load_target(self) -> CausalLM:
         run = self.checkpoint.run_config(Placement("bf16", self._device, "torch"))
@@ -146,23 +146,20 @@ class TimedRun(DrafterRun):
             return True
         return super()._watch(trainer)
 
-    def _validated(self, report: TrainingReport, loss: float, rate: float) -> None:
-        minutes, tokens, length = report.curve[-1]
+    def _judge(self, trainer: Trainer) -> None:
+        super()._judge(trainer)
+        report, point = self.report, self.report.curve[-1]
         self.output.row(
             "validated",
-            minutes=round(minutes, 3),
-            tokens=tokens,
-            steps=self.steps,
-            loss=round(loss, 4),
-            acceptance_length=round(length, 4),
-            best=round(report.mean_length, 4),
-            tokens_a_second=round(rate, 1),
+            minutes=round(point.progress.seconds / 60, 3),
+            tokens=point.progress.tokens,
+            steps=point.progress.steps,
+            loss=round(point.loss, 4),
+            acceptance_length=round(point.mean_length, 4),
+            best=round(report.best.mean_length, 4),
+            tokens_a_second=round(report.tokens_per_second, 1),
         )
         self.hand_out(report)
-
-    def _judge(self, trainer: Trainer) -> None:
-        self.steps = trainer.progress.steps
-        super()._judge(trainer)
 
     def hand_out(self, report: TrainingReport) -> None:
         """Copy the best head and the curve to the folder of results."""
@@ -179,7 +176,11 @@ class TimedRun(DrafterRun):
             write_text(folder / f"{_WEIGHTS}.sha256", f"{sha256_of(weights)}\n")
             split_file(weights, folder / f"{_WEIGHTS}.part", MOST_BYTES)
         curve = [
-            {"minutes": minutes, "tokens": tokens, "acceptance_length": length}
-            for minutes, tokens, length in report.curve
+            {
+                "minutes": point.progress.seconds / 60,
+                "tokens": point.progress.tokens,
+                "acceptance_length": point.mean_length,
+            }
+            for point in report.curve
         ]
         write_text(folder / "curve.jsonl", "".join(f"{json.dumps(point)}\n" for point in curve))

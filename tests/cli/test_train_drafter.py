@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from forerun.progress import heard_by
-from forerun.proof.effort import Effort
-from forerun.proof.proof import Proof
 from forerun.training.data_request import _TimeLeft
 from forerun.training.loop import Trainer
-from forerun.training.proven import SAMPLINGS
 from tests.helpers.command_line import Cli
 from tests.helpers.drafter_runs import save_data
 
@@ -101,32 +96,6 @@ def test_an_adapter_behind_an_exit(cli: Cli, tmp_path: Path) -> None:
     refusal = cli.run("check", out, "--model", cli.target)
     assert refusal.exit_code == 2
     assert "it checks EAGLE-3, DSpark and Medusa" in refusal.stderr
-
-
-def test_a_proof_in_the_end(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Enumeration, which has nothing to do with the head, takes its time.
-    quick = partial(Effort, parts=("statistics", "equality"))
-    monkeypatch.setattr("forerun.training.proven.Effort", quick)
-    monkeypatch.setattr("forerun.training.proven.SAMPLINGS", SAMPLINGS[::3])
-    args = ("--no-real-run", "--prove", "--prove-tokens", "300", "--json")
-    result = cli.run(*command(cli, tmp_path, *args))
-    assert result.exit_code == 0, result.output
-    proofs = json.loads(result.stdout)["proofs"]
-    assert [proof["sampling"] for proof in proofs] == list(SAMPLINGS[::3])
-    assert all(proof["passed"] for proof in proofs)
-    weights = (tmp_path / "head" / "model.safetensors").read_bytes()
-    assert proofs[0]["settings"]["weights_sha256"] == sha256(weights).hexdigest()
-    card = (tmp_path / "head" / "README.md").read_text()
-    assert "| temperature 1, top_p 0.9 | " in card
-    assert card.count("no defect found") == 2
-    certificate = (tmp_path / "head" / "certificate.md").read_text()
-    assert certificate.count("# Exactness of") == 2
-    # A defect is said and told by the exit code.
-    monkeypatch.setattr(Proof, "passed", False)
-    broken = cli.run(*command(cli, tmp_path, *args[:-1]))
-    assert broken.exit_code == 1
-    assert "proof at temperature 0: not exact" in broken.stdout
-    assert "**not exact**" in (tmp_path / "head" / "README.md").read_text()
 
 
 def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,8 @@ from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.heads.files import HeadFiles, write_head
 from forerun.heads.medusa import MedusaConfig, MedusaHead, read_tensors
 from forerun.testing import ToyModel
-from forerun.training.medusa import new_tensors
 from tests.helpers.layered import LayeredToyModel
-from tests.helpers.medusa_heads import Made, published
+from tests.helpers.medusa_heads import Made, published, random_tensors
 
 FEW = Made(draft_vocab=37)
 
@@ -59,12 +58,12 @@ def test_new_heads_say_what_the_target_says_of_the_next_token() -> None:
     target = LayeredToyModel(11)
     config = MedusaConfig(11, 11, 3, 2, 11)
     states = torch.randn(5, 11, dtype=target.dtype, generator=torch.Generator().manual_seed(0))
-    head = MedusaHead(target, config, new_tensors(config), "new")
+    head = MedusaHead(target, config, random_tensors(config), "new")
     assert torch.equal(head.run(states, 2), states[:, None].expand(-1, 2, -1))
-    other = MedusaHead(target, config, new_tensors(config, spread=1.0), "new")
+    other = MedusaHead(target, config, random_tensors(config, spread=1.0), "new")
     assert not torch.allclose(other.run(states, 1)[:, 0], states, atol=0.1)
     own = replace(config, own_outputs=True)
-    shuffled = MedusaHead(target, own, new_tensors(own), "new").run(states, 1)[:, 0]
+    shuffled = MedusaHead(target, own, random_tensors(own), "new").run(states, 1)[:, 0]
     assert not torch.allclose(shuffled, states, atol=0.1)
 
 
@@ -72,7 +71,7 @@ def test_new_heads_say_what_the_target_says_of_the_next_token() -> None:
     "config", [MedusaConfig(8, 9, 3, 2, 9), MedusaConfig(8, 9, 2, 1, 9, False, True)]
 )
 def test_what_is_written_is_read_again(tmp_path: Path, config: MedusaConfig) -> None:
-    tensors = new_tensors(config, spread=1.0)
+    tensors = random_tensors(config, spread=1.0)
     write_head(tmp_path, config.published(), tensors)
     files = HeadFiles.open(tmp_path)
     assert files.kind == "medusa"

@@ -7,11 +7,26 @@ import random
 from pathlib import Path
 from typing import Any
 
-from forerun.training.drafter_run import DrafterRun, OnValidated
-from forerun.training.settings import DRAFTER_SETTINGS, settings_of
+from forerun.training.drafter_run import DrafterRun
+from forerun.training.settings import (
+    DrafterSettings,
+    DraftSettings,
+    DSparkSettings,
+    Eagle3Settings,
+    HeadSettings,
+    LayerSkipSettings,
+    MedusaSettings,
+)
 from tests.helpers.tiny_models import LLAMA_LIKE, VOCAB, random_model, tiny_config
 from tests.helpers.toy_chat import toy_tokenizer
 
+SETTINGS: dict[str, type[Any]] = {
+    "draft": DraftSettings,
+    "dspark": DSparkSettings,
+    "eagle3": Eagle3Settings,
+    "layer_skip": LayerSkipSettings,
+    "medusa": MedusaSettings,
+}
 OWN: dict[str, dict[str, Any]] = {
     "draft": {"layers": 1, "steps": 3},
     "dspark": {"layers": 1, "block_size": 3, "markov_rank": 4, "density": 1.0},
@@ -56,7 +71,6 @@ def run_of(
     model: str,
     data: str,
     out: Path,
-    on_validated: OnValidated | None = None,
     begin_with: str | None = None,
     own: dict[str, Any] | None = None,
     **settings: Any,
@@ -72,6 +86,6 @@ def run_of(
     }
     if kind != "draft":
         values = {"draft_vocab_size": 40, **values}
-    shape = DRAFTER_SETTINGS[kind](**{**OWN[kind], **(own or {})})
-    read = settings_of(kind)(**values)
-    return DrafterRun(kind, shape, read, model, [data], out, on_validated, begin_with)
+    shape = SETTINGS[kind](**{**OWN[kind], **(own or {})})
+    read = (DrafterSettings if kind == "draft" else HeadSettings)(**values)
+    return DrafterRun(kind, shape, read, model, [data], out, begin_with)

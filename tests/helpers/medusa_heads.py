@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
+from forerun.heads.medusa import MedusaConfig
 
 
 @dataclass(frozen=True)
@@ -187,3 +188,16 @@ VARIANTS: dict[str, Made] = {
     "few-tokens": Made(draft_vocab=37, seed=60),
     "few-tokens-lent": Made(draft_vocab=37, output="target", heads=2, seed=70),
 }
+
+
+def random_tensors(config: MedusaConfig, spread: float = 0.0) -> dict[str, Tensor]:
+    """Tensors by name; with a spread of 0 each head gives the logits of the output matrix for the state."""
+    generator = torch.Generator().manual_seed(0)
+    deviation = config.hidden_size**-0.5
+    tensors = {}
+    for name, shape in config.shapes().items():
+        scale = deviation if name.startswith("lm_heads") else spread * deviation
+        tensors[name] = torch.randn(shape, generator=generator) * scale
+        if name.endswith("bias"):
+            tensors[name].zero_()
+    return tensors

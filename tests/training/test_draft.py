@@ -176,7 +176,7 @@ def test_a_target_whose_output_head_cannot_be_run_alone(
         torch.testing.assert_close(lesson.probs[own].float(), wanted, rtol=0.05, atol=0.01)
         assert lesson.best is not None
         assert torch.equal(lesson.best[own], wanted.argmax(-1))
-    assert run.run().progress.tokens > 0
+    assert run.run().best.progress.tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """Training a head from files to a directory: what is written drafts, interrupted runs go on to the same
-losses, several processes make the steps of one, and what is wrong is refused with nothing spoiled."""
+losses, and what is wrong is refused with nothing spoiled."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,12 +14,10 @@ from forerun import load
 from forerun.errors import ForerunError, TrainingError, UnsupportedModelError
 from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
-from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ExampleBatch
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import LossPart
 from forerun.training.objective import Drafts, Objective
-from forerun.training.processes import Processes, join
 from forerun.training.result import TrainingReport
 from forerun.training.target import Lesson
 from tests.helpers.covering import covering
@@ -46,11 +39,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_data(tmp_path_factory.mktemp("data") / "data.jsonl")
 
 
-def watching(losses: Losses) -> Callable[[TrainingReport, float, float], None]:
-    def watch(report: TrainingReport, loss: float, _: float) -> None:
-        losses.append((report.curve[-1][1], loss))
-
-    return watch
+def losses_of(report: TrainingReport) -> Losses:
+    return [(point.progress.tokens, point.loss) for point in report.curve]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +58,8 @@ def test_any_model_gets_a_drafter(
     """What is written is opened by its directory alone, and changes nothing of greedy output."""
     run = run_of(kind, targets[family], data, tmp_path / "head")
     report = run.run()
-    assert report.progress.tokens > 0
-    assert all(1 <= length <= 4 for length in report.lengths.values())
+    assert report.best.progress.tokens > 0
+    assert all(1 <= length <= 4 for length in report.best.lengths.values())
     engine = load(
         targets[family],
         {"model": str(tmp_path / "head"), "num_speculative_tokens": 3, "policy": "fixed"},
@@ -98,12 +88,12 @@ def test_what_is_written(targets: dict[str, str], data: str, tmp_path: Path) -> 
     assert own["recipe"]["method"] == "dspark"
     assert own["recipe"]["settings"]["draft_vocab_size"] == 40
     assert own["recipe"]["head"]["markov_rank"] == 4
-    assert own["report"]["lengths"] == report.lengths
-    assert own["report"]["tokens"] == report.progress.tokens
+    assert own["report"]["lengths"] == report.best.lengths
+    assert own["report"]["tokens"] == report.best.progress.tokens
     # One of each category and temperature is held out.
     assert own["report"]["conversations"]["trained on"] == 20
     card = (tmp_path / "head" / "README.md").read_text()
-    for category, length in report.lengths.items():
+    for category, length in report.best.lengths.items():
         assert f"| {category} | {length:.2f} |" in card
     assert "20 conversations trained on" in card
     # The most frequent tokens of the answers, and the stop token.
@@ -116,14 +106,18 @@ def test_two_runs_do_not_train_in_one_directory(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
     refused: list[str] = []
+    run = run_of("medusa", targets["llama"], data, tmp_path / "head")
+    batches = run.stream.batch
 
-    def again(*_: object) -> None:
+    def again(number: int) -> ExampleBatch:
         if not refused:
             with pytest.raises(TrainingError, match="another run trains in") as error:
                 run_of("medusa", targets["llama"], data, tmp_path / "head").run()
             refused.append(str(error.value))
+        return batches(number)
 
-    run_of("medusa", targets["llama"], data, tmp_path / "head", again).run()
+    run.stream.batch = again  # type: ignore[method-assign]
+    run.run()
     assert refused
     # One that has ended is in nobody's way.
     run_of("medusa", targets["llama"], data, tmp_path / "head").run()
@@ -138,10 +132,8 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
     targets: dict[str, str], data: str, tmp_path: Path, kind: str
 ) -> None:
     """Where it was interrupted in the middle of a step."""
-    whole: Losses = []
-    run_of(kind, targets["llama"], data, tmp_path / "whole", watching(whole)).run()
-    parts: Losses = []
-    run = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts))
+    whole = losses_of(run_of(kind, targets["llama"], data, tmp_path / "whole").run())
+    run = run_of(kind, targets["llama"], data, tmp_path / "parts")
     objective, calls = run.head.objective, []
 
     class Breaks(Objective):
@@ -157,18 +149,15 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
     run.head = replace(run.head, objective=Breaks(objective.teacher))
     with pytest.raises(BreakError):
         run.run()
-    assert len(parts) == 3
-    again = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts)).run()
-    assert parts == whole
+    assert losses_of(run.report) == whole[:3]
+    again = run_of(kind, targets["llama"], data, tmp_path / "parts").run()
+    assert losses_of(again) == whole
     assert len(whole) >= 6
     first, second = (tmp_path / name / "training" / "state.pt" for name in ("whole", "parts"))
     states = [torch.load(path, weights_only=True)["model"] for path in (first, second)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert [tokens for _, tokens, _ in again.curve] == [tokens for tokens, _ in whole]
     # A spent budget adds nothing.
-    spent = run_of(kind, targets["llama"], data, tmp_path / "parts", watching(parts)).run()
-    assert (spent.curve, spent.progress) == (again.curve, again.progress)
-    assert parts == whole
+    assert run_of(kind, targets["llama"], data, tmp_path / "parts").run() == again
 
 
 def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Path) -> None:
@@ -181,7 +170,7 @@ def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Pa
             learning_rate=1e-30,
             matrix_learning_rate=1e-30,
         )
-        return [tokens for _, tokens, _ in run.run().curve]
+        return [point.progress.tokens for point in run.run().curve]
 
     first = trained(2)
     assert len(first) == 3
@@ -191,93 +180,16 @@ def test_patience_is_remembered(targets: dict[str, str], data: str, tmp_path: Pa
     assert len(later) == 5
 
 
-def interrupted(ranks: int = 0) -> AcceptanceTable:
-    raise BreakError
-
-
 def test_without_a_state_a_run_begins_anew(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
-    """What was noted of the validations before is not that of this run."""
     first = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
-    work = tmp_path / "training"
-    log = (work / "state.jsonl").read_text()
-    kept = json.loads((work / "curve.json").read_text())
-    (work / "curve.json").write_text(json.dumps({**kept, "best": 9.0}))
-    (work / "state.pt").unlink()
-    stopped = run_of("medusa", targets["llama"], data, tmp_path, tokens=300)
-    stopped.evaluate = interrupted  # type: ignore[method-assign]
-    with pytest.raises(BreakError):
-        stopped.run()
-    assert not (work / "curve.json").exists()
+    (tmp_path / "training" / "state.pt").unlink()
     again = run_of("medusa", targets["llama"], data, tmp_path, tokens=300).run()
-    assert again.lengths == first.lengths
-    assert [point[1:] for point in again.curve] == [point[1:] for point in first.curve]
-    assert len((work / "state.jsonl").read_text().splitlines()) == len(log.splitlines())
-    assert json.loads((work / "curve.json").read_text())["best"] == kept["best"]
-
-
-def test_steps_after_the_state_are_cut_from_the_log(
-    targets: dict[str, str], data: str, tmp_path: Path
-) -> None:
-    run_of("medusa", targets["llama"], data, tmp_path, tokens=200).run()
-    log = tmp_path / "training" / "state.jsonl"
-    before = log.read_text()
-    log.write_text(before + '{"loss": 1.0, "steps": 999}\n{"loss": 2')
-    run_of("medusa", targets["llama"], data, tmp_path, tokens=200).run()
-    assert log.read_text() == before
-
-
-def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update({"WORLD_SIZE": "2", "RANK": str(rank), **place})
-    losses: Losses = []
-    kind, model, data = arguments
-    run = run_of(kind, model, data, out / "head", watching(losses), micro_batches=3, tokens=400)
-    run.run()
-    state = {name: tensor.tolist() for name, tensor in run.head.module.state_dict().items()}
-    (out / f"{rank}.json").write_text(json.dumps([losses, state]))
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_make_the_steps_of_one(
-    targets: dict[str, str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three micro-batches a step, so that one process has two of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context, arguments = multiprocessing.get_context("spawn"), ("dspark", targets["llama"], data)
-    other = context.Process(target=_process, args=(1, port, tmp_path, arguments))
-    other.start()
-    losses: Losses = []
-    run = run_of(*arguments, tmp_path / "one", watching(losses), micro_batches=3, tokens=400)
-    run.run()
-    with monkeypatch.context() as variables:
-        for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
-            variables.setenv(name, "")
-        _process(0, port, tmp_path, arguments)
-    other.join(60)
-    assert other.exitcode == 0
-    (first, weights), (second, others) = (
-        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)
-    )
-    assert weights == others
-    # The first process alone talks.
-    assert second == []
-    assert [tokens for tokens, _ in first] == [tokens for tokens, _ in losses]
-    assert [loss for _, loss in first] == pytest.approx([loss for _, loss in losses], rel=2e-3)
-    assert HeadFiles.open(tmp_path / "head").own["report"]["tokens"] > 0
-
-
-def test_processes_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(TrainingError, match="start them with torchrun"):
-        join()
-    monkeypatch.delenv("WORLD_SIZE")
-    assert join() == Processes(0, 1)
+    assert again.untrained == first.untrained
+    assert [(point.loss, point.lengths) for point in again.curve] == [
+        (point.loss, point.lengths) for point in first.curve
+    ]
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -341,23 +253,18 @@ def test_what_belongs_to_another_recipe_is_refused(
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     # A larger budget is the same recipe.
     later = run_of("medusa", first, data, tmp_path, tokens=200).run()
-    assert later.curve[-1][1] >= 200
+    assert later.curve[-1].progress.tokens >= 200
 
 
 def test_broken_states_are_refused(targets: dict[str, str], data: str, tmp_path: Path) -> None:
     run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
-    work = tmp_path / "training"
-    for name, message in (
-        ("state.pt", "does not belong to this recipe"),
-        ("curve.json", "is corrupt; delete"),
-        ("recipe.json", "is corrupt; delete"),
-    ):
-        whole = (work / name).read_bytes()
-        for spoiled in (b"", whole[: len(whole) // 2], b"\0" * 50):
-            (work / name).write_bytes(spoiled)
-            with pytest.raises(TrainingError, match=message):
-                run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
-        (work / name).write_bytes(whole)
+    state = tmp_path / "training" / "state.pt"
+    whole = state.read_bytes()
+    for spoiled in (b"", whole[: len(whole) // 2], b"\0" * 50):
+        state.write_bytes(spoiled)
+        with pytest.raises(TrainingError, match="does not belong to this recipe"):
+            run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
+    state.write_bytes(whole)
     run_of("medusa", targets["llama"], data, tmp_path, tokens=100).run()
 
 
@@ -380,9 +287,12 @@ def test_training_begins_with_the_weights_of_a_head(
     other.write()
     files = HeadFiles.open(tmp_path / "fewer")
     assert files.own["recipe"]["settings"]["draft_vocab_size"] == len(files.tensors["d2t"]) == 40
-    assert files.own["recipe"]["begun_with_tokens"] == run.report.progress.tokens > 0
+    assert files.own["recipe"]["begun_with_tokens"] == run.report.best.progress.tokens > 0
     card = (tmp_path / "fewer" / "README.md").read_text()
-    assert f"{run.report.progress.tokens} tokens that it began with; it can draft 40 tokens" in card
+    assert (
+        f"{run.report.best.progress.tokens} tokens that it began with; it can draft 40 tokens"
+        in card
+    )
     with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
             *("dspark", targets["llama"], data, tmp_path / "other"),

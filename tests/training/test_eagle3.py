@@ -16,7 +16,8 @@ from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Example, ExampleBatch
-from forerun.training.eagle3 import Eagle3Module, Eagle3Objective, begins, there_for
+from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
+from forerun.training.objective import Continuations
 from forerun.training.target import Teacher
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, published
@@ -91,15 +92,23 @@ def conversations(count: int) -> list[Example]:
 
 def test_drafts_begin_where_the_target_wrote_what_follows() -> None:
     rows = torch.tensor([[-1, -1, -1, 0, 1, 2, -1], [-1, 3, 4, -1, -1, -1, -1]])
-    anchors, there = begins(rows, 1.0, 0)
-    assert [a[t].tolist() for a, t in zip(anchors, there, strict=True)] == [[1, 2, 3], [0]]
-    valid = there_for(rows, anchors, there, 2)
-    assert valid.tolist() == [
-        [[True, True], [True, True], [True, False]],
-        [[True, False]] + 2 * [[False] * 2],
-    ]
-    few = [int(begins(rows, 0.4, seed)[1].sum()) for seed in range(50)]
-    assert 50 < sum(few) < 110
+    found = Continuations.drawn(rows, 2, 2, 1.0, 0)
+    drafts = {
+        (row, int(found.anchors[row, place])): found.there[row, place].tolist()
+        for row, place in found.there[..., 0].nonzero().tolist()
+    }
+    assert drafts == {
+        (0, 1): [True, True],
+        (0, 2): [True, True],
+        (0, 3): [True, False],
+        (1, 0): [True, False],
+    }
+    assert found.targets.sort().values.tolist() == [0, 1, 1, 2, 2, 4]
+    # Two of three and the only one, others with another seed.
+    few = [Continuations.drawn(rows, 2, 2, 0.4, seed) for seed in range(50)]
+    assert {tuple(own.there[..., 0].sum(-1).tolist()) for own in few} == {(2, 1)}
+    chosen = {tuple(sorted(own.anchors[0].tolist())) for own in few}
+    assert chosen == {(1, 2), (1, 3), (2, 3)}
 
 
 def test_a_head_learns_what_is_accepted() -> None:

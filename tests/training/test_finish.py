@@ -15,7 +15,7 @@ from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import Example
-from forerun.training.finish import RANKS, add_proofs, finish
+from forerun.training.drafter_run import RANKS
 from forerun.training.real_run import spread_prompts
 from forerun.training.settings import FinishSettings
 from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
@@ -41,17 +41,19 @@ def test_the_head_that_was_kept_is_measured(
     run = run_of(kind, target, data, tmp_path, tokens=200)
     run.run()
     kept = dict(HeadFiles.open(tmp_path).tensors)
-    with torch.no_grad():
-        for parameter in run.head.module.parameters():
-            parameter.fill_(0.3)
-    own = finish(run, QUIET)
-    files = HeadFiles.open(tmp_path)
+    state = tmp_path / "training" / "state.pt"
+    last = torch.load(state, weights_only=True)
+    for tensor in last["model"].values():
+        tensor.fill_(0.3)
+    torch.save(last, state)
+    run.run(QUIET)
+    own, files = run.content(), HeadFiles.open(tmp_path)
     assert files.own == own
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
     # In bf16 it is nearly what it was in training.
     assert run.evaluate().lengths == pytest.approx(own["report"]["lengths"], abs=0.05)
     assert [tokens for tokens, _ in own["report"]["curve_by_category"]][1:] == [
-        tokens for _, tokens, _ in run.report.curve
+        point.progress.tokens for point in run.report.curve
     ]
     assert "<polyline" in (tmp_path / "curve.svg").read_text()
     contexts = own["report"]["contexts"]
@@ -68,8 +70,7 @@ def test_drawn_trees_follow_what_was_measured(
     target: str, data: str, tmp_path: Path, kind: str
 ) -> None:
     run = run_of(kind, target, data, tmp_path, tokens=60)
-    run.run()
-    finish(run, QUIET)
+    run.run(QUIET)
     table = HeadFiles.open(tmp_path).acceptance_by_rank
     assert table is not None
     assert len(table) == OWN[kind].get("steps", 3)
@@ -82,8 +83,8 @@ def test_drawn_trees_follow_what_was_measured(
 
 def test_a_real_run_is_that_of_the_engine(target: str, data: str, tmp_path: Path) -> None:
     run = run_of("eagle3", target, data, tmp_path, tokens=60)
-    run.run()
-    report = finish(run, FinishSettings(real_run_prompts=3, real_run_tokens=8))["report"]
+    run.run(FinishSettings(real_run_prompts=3, real_run_tokens=8))
+    report = run.content()["report"]
     greedy, drawn = report["real_run"]["runs"]
     assert (greedy["temperature"], drawn["temperature"]) == (0.0, 1.0)
     prompts = spread_prompts(run.held, 3)
@@ -109,8 +110,8 @@ def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> Non
     """What is written corrects the head's expectations on other text; heads without any have none."""
     for kind in ("dspark", "medusa"):
         run = run_of(kind, target, data, tmp_path / kind, tokens=200)
-        run.run()
-        own = finish(run, QUIET)
+        run.run(QUIET)
+        own = run.content()
         errors, lines = own["report"].get("confidence_errors"), own.get("confidence_calibration")
         card = (tmp_path / kind / "README.md").read_text()
         assert ("expected calibration error" in card) == (kind == "dspark")
@@ -123,8 +124,9 @@ def test_confidence_is_calibrated(target: str, data: str, tmp_path: Path) -> Non
 
 
 def test_nobody_trains_where_a_head_is_measured(target: str, data: str, tmp_path: Path) -> None:
-    """From the first step to the last figure, where the caller says so; each step by itself otherwise."""
+    """From the first step to the last figure."""
     run = run_of("medusa", target, data, tmp_path, tokens=60)
+    run.run()
     refused: list[str] = []
 
     def other(evaluate: Callable[..., AcceptanceTable], *args: int) -> AcceptanceTable:
@@ -133,36 +135,25 @@ def test_nobody_trains_where_a_head_is_measured(target: str, data: str, tmp_path
         refused.append(str(error.value))
         return evaluate(*args)
 
-    run.run()
     run.evaluate = partial(other, run.evaluate)  # type: ignore[method-assign]
-    finish(run, QUIET)
+    run.run(QUIET)
     assert refused
-    with run.locked():
-        with pytest.raises(TrainingError, match="another run trains in"):
-            add_proofs(run_of("medusa", target, data, tmp_path, tokens=60), [], "")
-        run.run()
-        with pytest.raises(TrainingError, match="another run trains in"):
-            run_of("medusa", target, data, tmp_path, tokens=60).run()
-        finish(run, QUIET)
     run_of("medusa", target, data, tmp_path, tokens=60).run()
 
 
-def test_better_weights_have_no_earlier_findings(target: str, data: str, tmp_path: Path) -> None:
-    """Of a proof and a picture, which are those of the weights before."""
-    run = run_of("medusa", target, data, tmp_path, tokens=60)
-    run.run()
-    finish(run, QUIET)
-    add_proofs(run, [], "# A certificate")
-    assert (tmp_path / "certificate.md").exists()
-    assert (tmp_path / "curve.svg").exists()
-    run.report.forget_measurements()
-    run.measured.clear()
-    run.write()
-    assert not (tmp_path / "certificate.md").exists()
-    assert not (tmp_path / "curve.svg").exists()
-    card = (tmp_path / "README.md").read_text()
-    assert "certificate.md" not in card
-    assert "curve.svg" not in card
+def test_better_weights_have_no_earlier_measurements(
+    target: str, data: str, tmp_path: Path
+) -> None:
+    run_of("medusa", target, data, tmp_path, tokens=60).run(QUIET)
+    measured = HeadFiles.open(tmp_path)
+    assert measured.acceptance_by_rank is not None
+    assert "contexts" in measured.own["report"]
+    run = run_of("medusa", target, data, tmp_path, tokens=400)
+    report = run.run()
+    assert report.best.progress.tokens > measured.own["report"]["tokens"]
+    better = HeadFiles.open(tmp_path)
+    assert better.acceptance_by_rank is None
+    assert "contexts" not in better.own["report"]
 
 
 def test_prompts_come_in_turn_from_each_category() -> None:

@@ -15,7 +15,6 @@ from torch import nn
 from forerun.errors import TrainingError
 from forerun.training import drafter_run
 from forerun.training.loop import Trainer, learning_rate_factor
-from forerun.training.result import TrainingReport
 from recipes.windows import Windows, WindowSettings, window_trainer
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 
@@ -43,18 +42,13 @@ def test_two_threads_make_the_steps_of_one(tmp_path: Path, monkeypatch: pytest.M
     made, states = [], []
     for threads in (1, 2):
         monkeypatch.setattr(drafter_run, "threads_of", partial(_threads, threads))
-        losses: list[float] = []
-
-        def watch(_: TrainingReport, loss: float, __: float, losses: list[float] = losses) -> None:
-            losses.append(loss)
-
         out = tmp_path / str(threads)
-        run = run_of("eagle3", model, data, out, watch, micro_batches=3)
+        run = run_of("eagle3", model, data, out, micro_batches=3)
         with monkeypatch.context() as patched:
             busy = _most_at_once(patched)
-            run.run()
+            curve = run.run().curve
         assert max(busy) == threads
-        made.append(losses)
+        made.append([point.loss for point in curve])
         states.append(run.head.module.state_dict())
     assert len(made[0]) >= 2
     assert made[0] == made[1]

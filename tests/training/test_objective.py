@@ -9,7 +9,7 @@ from torch import Tensor
 from forerun.core import Batch
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Example, ExampleBatch
-from forerun.training.objective import Drafts, evaluate
+from forerun.training.objective import Drafts, Objective
 from forerun.training.target import Lesson, Teacher
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
 
@@ -29,30 +29,27 @@ def of_the_target(teacher: Teacher) -> Tensor:
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.5), (0.5, 1.0), (0.8, 0.5)])
 def test_both_sides_are_at_the_temperature_of_the_text(temperatures: tuple[float, ...]) -> None:
-    """Of conversations side by side, and of drafts whose logits are a sum, in two groups."""
+    """Of conversations side by side, and of drafts whose logits are a sum."""
     model = tiny_model("llama")
     target = model_from_tensors(tiny_config("llama"), model.state_dict())
     teacher = Teacher(target, (), torch.arange(SHARED))
     source = torch.Generator().manual_seed(0)
     states = [torch.randn(2 * len(ANSWER), 16, generator=source).bfloat16() for _ in range(2)]
     matrices = [torch.randn(SHARED, 16, generator=source).bfloat16() for _ in range(2)]
-    first = torch.arange(2 * len(ANSWER)) % 2 == 0
 
-    def draft(lesson: Lesson) -> Drafts:
-        count = 2 * len(ANSWER)
-        return Drafts(
-            torch.arange(2).repeat_interleave(len(ANSWER)),
-            torch.arange(count),
-            torch.ones(count, 1, dtype=torch.bool),
-            torch.arange(count),
-            [
-                (some, [(s[some], m) for s, m in zip(states, matrices, strict=True)])
-                for some in (first, ~first)
-            ],
-        )
+    class Known(Objective):
+        def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
+            count = 2 * len(ANSWER)
+            return Drafts(
+                torch.arange(2).repeat_interleave(len(ANSWER)),
+                torch.arange(count),
+                torch.ones(count, 1, dtype=torch.bool),
+                torch.arange(count),
+                list(zip(states, matrices, strict=True)),
+            )
 
     batch = ExampleBatch.of([Example(PROMPT, ANSWER, "chat", t) for t in temperatures])
-    table = evaluate(teacher, draft, [batch])
+    table = Known(teacher).evaluate([batch])
     p = of_the_target(teacher).float()
     q = sum((s @ m.T).float() for s, m in zip(states, matrices, strict=True))
     assert isinstance(q, Tensor)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from forerun.training.result import draw, read_curve
+from forerun.training.result import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -49,15 +48,3 @@ def test_a_training_without_validations(curve: list[tuple[int, dict[str, float]]
     assert root.attrib["aria-label"] == "empty"
     (line,) = root.iter(f"{SVG}polyline")
     assert (line.attrib["class"], len(points(line))) == ("curve plain", 1)
-
-
-def test_the_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "state.jsonl"
-    assert read_curve(log, {}) == []
-    log.write_text(
-        '{"loss": 2.0, "tokens": 5}\n{"acceptance_length": 1.5, "lengths": {"a": 1.5}, "tokens": 9}\n'
-    )
-    assert read_curve(log, {"a": 1.0}) == [(0, {"a": 1.0}), (9, {"a": 1.5})]
-    with log.open("a") as file:
-        file.write('{"acceptance_length": 1.7, "len')
-    assert read_curve(log, {}) == [(9, {"a": 1.5})]

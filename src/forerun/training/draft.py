@@ -28,7 +28,7 @@ from forerun.models.config import as_transformers
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Drafts, Objective
+from forerun.training.objective import Continuations, Drafts, Objective
 from forerun.training.published import DEVIATION, PublishedModule, hang
 from forerun.training.settings import DraftSettings
 from forerun.training.target import Lesson, Teacher
@@ -104,16 +104,14 @@ class TextObjective(Objective):
             states = self.module(texts)
         # A token is predicted by the state of the token before it.
         wanted = lesson.rows[:, 1:]
-        first, size, device = (wanted >= 0).int().argmax(-1), wanted.shape[1], wanted.device
-        begins = first[:, None] + torch.arange(0, size, self.steps, device=device)
-        places = begins[..., None] + torch.arange(self.steps, device=device)
-        padded = functional.pad(wanted, (0, size + self.steps), value=-1)
-        targets = padded.gather(1, places.flatten(1)).view(-1, self.steps)
-        there = targets >= 0
-        rows = torch.arange(len(wanted), device=device).repeat_interleave(begins.shape[1])
-        predicting = states[rows[:, None].expand_as(there)[there], places.view_as(there)[there]]
-        factors = [(predicting.bfloat16(), self.module.output.bfloat16())]
-        return Drafts.of(rows, begins.flatten() + 1, there, targets[there], factors)
+        first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
+        anchors = first[:, None] + torch.arange(0, size, self.steps, device=wanted.device)
+        following = Continuations(
+            lesson.rows, anchors, torch.ones_like(anchors).bool(), 1, self.steps
+        )
+        rows, *_ = following.there.nonzero(as_tuple=True)
+        predicting = states[rows, following.tokens[following.there] - 1]
+        return Drafts.of(following, [(predicting.bfloat16(), self.module.output.bfloat16())])
 
 
 def spread(num_layers: int, count: int) -> list[int]:

@@ -1,26 +1,29 @@
-"""A training run of a drafter: reads conversations, trains, validates, and writes the drafter."""
+"""A training run of a drafter: reads conversations, trains, validates, measures, and writes the drafter."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.load import load
 from forerun.errors import TrainingError
-from forerun.files import atomic_path
-from forerun.heads.files import CARD, OWN, open_head, write_head
+from forerun.files import lock, printable, reason
+from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
+from forerun.progress import say
 from forerun.training.acceptance import AcceptanceTable
+from forerun.training.calibration import calibrate
 from forerun.training.conversations import (
     BatchStream,
     Example,
@@ -34,9 +37,9 @@ from forerun.training.eagle3 import eagle3
 from forerun.training.layer_skip import layer_skip
 from forerun.training.loop import Spent, Trainer, TrainingSettings, threads_of
 from forerun.training.medusa import medusa
-from forerun.training.processes import join, locked
-from forerun.training.result import CERTIFICATE, PICTURE, TrainingReport, card_of, draw
-from forerun.training.settings import DrafterSettings, HeadSettings
+from forerun.training.real_run import real_run, spread_prompts
+from forerun.training.result import PICTURE, TrainingReport, Validation, card_of, draw
+from forerun.training.settings import DrafterSettings, FinishSettings, HeadSettings
 from forerun.training.untrained import (
     Untrained,
     frequent_ids,
@@ -56,13 +59,10 @@ RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] 
 METHODS = {"draft": "draft_model"}
 """Names of methods that are not the kind of their drafter."""
 _UNLIMITED = 10**15
-_MEASURED = ("curve_by_category", "contexts", "confidence_errors", "real_run")
 WORK = "training"
 """Folder in a drafter's directory with the state that a run resumes from."""
-
-
-OnValidated = Callable[[TrainingReport, float, float], None]
-"""Callback after a validation; takes the report, the last loss, and tokens per second."""
+RANKS = 8
+"""Number of siblings whose acceptance is measured in the end; trees rarely have more."""
 
 
 class DrafterRun:
@@ -75,13 +75,11 @@ class DrafterRun:
         model: name or path of the target.
         data: files written by `forerun train data`.
         out: directory of the drafter; a run continues from the folder `training` in it.
-        on_validated: called after each validation.
         begin_with: directory of a drafter of this kind, whose weights training begins with.
 
     Attributes:
         kind: name of the method that drafts with the drafter.
         report: figures of the training.
-        measured: further entries of forerun.json, measured of the weights as they are written.
 
     Raises:
         ForerunError: for unusable input, before any training.
@@ -95,29 +93,16 @@ class DrafterRun:
         model: str,
         data: Sequence[str],
         out: Path,
-        on_validated: OnValidated | None = None,
         begin_with: str | None = None,
     ) -> None:
-        self.processes, self._locked = join(), False
         self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
-        self.kind, self._on_validated = METHODS.get(kind, kind), on_validated
-        self.measured: dict[str, Any] = {}
-        kept = read_conversations(
-            data,
-            self.checkpoint.summary.vocab_size,
-            min(settings.max_length, self.checkpoint.summary.max_context),
-        )
+        self.kind = METHODS.get(kind, kind)
+        summary = self.checkpoint.summary
+        longest = min(settings.max_length, summary.max_context)
+        kept = read_conversations(data, summary.vocab_size, longest)
         train, self.held = held_out(kept.conversations, settings.seed)
         self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
-        self.report = TrainingReport(
-            conversations={
-                "trained on": len(train),
-                "held out": len(self.held),
-                "too long": kept.too_long,
-                "hardly answered": kept.too_short,
-            }
-        )
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
         self._threads = threads_of(self.target.device, settings.micro_batches)
@@ -129,61 +114,66 @@ class DrafterRun:
             take_weights(self.head, earlier)
             self._begun_tokens = tokens_of(earlier)
         self.head.module.to(self.target.device)
-        self.report.weight_bytes, self.report.trained_bytes = self.head.weight_bytes()
-        self._best, self._stale, self._due = 0.0, 0, 0.0
-        self._seen, self._rate = (0.0, 0), 0.0
+        counts = {
+            "trained on": len(train),
+            "held out": len(self.held),
+            "too long": kept.too_long,
+            "hardly answered": kept.too_short,
+        }
+        self.report, self._due = TrainingReport(counts, *self.head.weight_bytes()), 0.0
 
-    def run(self) -> TrainingReport:
+    def run(self, end: FinishSettings | None = None) -> TrainingReport:
         """Train until the budget or the patience is spent, and write the best drafter.
 
-        A resumed run may have spent them already.
+        A resumed run may have spent them already. Nobody else trains in the directory before the last
+        figure is written.
+
+        Args:
+            end: measurements of the best drafter to make in the end; None for none.
 
         Raises:
             TrainingError: if the loss is not a number, the state is of another recipe, or another run
                 trains in the directory.
+            CheckpointError: if the drafter cannot be written; the earlier files then stay.
         """
-        with self.locked():
-            return self._run(self.out / WORK)
+        with _locked(self.out / WORK):
+            trainer = self._train(self.out / WORK / "state.pt")
+            if end is not None:
+                self._measure(end)
+                self._save(trainer)
+        return self.report
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Context in which no other run works in the directory of the drafter; it may be nested.
-
-        Raises:
-            TrainingError: if another run works in it.
-        """
-        if self._locked or not self.processes.first:
-            yield
-            return
-        with locked(self.out / WORK):
-            self._locked = True
-            try:
-                yield
-            finally:
-                self._locked = False
-
-    def _run(self, work: Path) -> TrainingReport:
-        self._check_recipe(work / "recipe.json")
+    def _train(self, state: Path) -> Trainer:
         trainer = Trainer(
             self.head.module,
             self.head.objective,
             self,
             self._training_settings(),
-            work / "state.pt",
-            processes=self.processes,
+            state,
+            recipe=self._fixed_recipe(),
             threads=self._threads,
             watch=self._watch,
         )
-        self._resume(work / "curve.json", trainer.progress)
+        self.report.resume(trainer.notes)
+        self._announce()
         if not self.report.untrained:
             self.report.untrained = self.evaluate().lengths
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
-        self._seen = (trainer.progress.seconds, trainer.progress.tokens)
-        if self._stale < self.settings.patience:
+        curve = self.report.curve
+        if not curve or self.report.stale < self.settings.patience:
             trainer.run()
-        if not self.report.curve or self.report.curve[-1][1] != trainer.progress.tokens:
+        if not curve or curve[-1].progress.tokens != trainer.progress.tokens:
             self._judge(trainer)
-        return self.report
+        return trainer
+
+    def _announce(self) -> None:
+        """Say before a training what it does and how long it takes."""
+        settings, count = self.settings, self.report.conversations["trained on"]
+        tokens = "" if settings.tokens is None else f", or {settings.tokens} tokens"
+        say(
+            f"training on {count} conversations for {settings.minutes:g} minutes at most{tokens}; "
+            f"the best weights so far are in {self.out}"
+        )
 
     def step(self, progress: Spent, fraction: float) -> list[ExampleBatch]:
         """The micro-batches of the next step; see `loop.BatchSource`."""
@@ -195,45 +185,79 @@ class DrafterRun:
             return False
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         self._judge(trainer)
-        return self._stale >= self.settings.patience
+        return self.report.stale >= self.settings.patience
 
     def _judge(self, trainer: Trainer) -> None:
         """Validate, and write the drafter if it is the best so far."""
-        table, progress = self.evaluate(), trainer.progress
-        seconds, tokens = self._seen
-        if progress.tokens > tokens:
-            self._rate = (progress.tokens - tokens) / max(progress.seconds - seconds, 1e-9)
-        self._seen = (progress.seconds, progress.tokens)
-        report = self.report
-        report.curve.append((progress.seconds / 60, progress.tokens, table.mean_length))
-        trainer.log({"acceptance_length": table.mean_length, "lengths": dict(table.lengths)})
-        self._stale = 0 if table.mean_length > self._best else self._stale + 1
-        if not self._stale:
-            self._best = table.mean_length
-            report.lengths, report.positions = table.lengths, table.positions
-            report.progress = Spent(**vars(progress))
-            report.forget_measurements()
-            self.measured.clear()
-            if self.processes.first:
-                self.write()
-        self.remember()
+        table, progress = self.evaluate(), Spent(**vars(trainer.progress))
+        point = Validation(progress, trainer.last_loss, table.lengths, table.positions)
+        self.report.curve.append(point)
+        if self.report.best is point:
+            self.report.measured.clear()
+            self.write()
+        self._save(trainer)
+        say(
+            f"{progress.seconds / 60:.1f} min, {progress.tokens} tokens "
+            f"({self.report.tokens_per_second:.0f}/s), loss {point.loss:.3f}, acceptance length "
+            f"{point.mean_length:.3f} (best {self.report.best.mean_length:.3f})"
+        )
+
+    def _save(self, trainer: Trainer) -> None:
+        """Save the state that a run resumes from."""
+        trainer.notes = self.report.notes()
         trainer.save()
-        if self._on_validated is not None and self.processes.first:
-            self._on_validated(report, trainer.last_loss, self._rate)
 
-    def write(self, texts: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, Any]:
-        """Write the drafter's directory: config, weights, forerun.json, the card, and a plot at the end.
+    def _measure(self, settings: FinishSettings) -> None:
+        """Measure the best drafter on held-out text, and add the results to its forerun.json and card."""
+        measured = self.report.measured
+        take_weights(self.head, HeadFiles.open(self.out))
+        table = self.evaluate(RANKS)
+        calibration = calibrate(table.chains)
+        measured["contexts"] = table.contexts
+        if table.by_rank:
+            measured[BY_RANK] = table.by_rank
+        if calibration is not None:
+            errors = {"before": calibration.before, "after": calibration.after}
+            measured["confidence_errors"] = errors
+            if calibration.helps:
+                measured[CALIBRATION] = calibration.lines
+        self.write()
+        if settings.real_run:
+            self._real_run(settings.real_run_prompts, settings.real_run_tokens)
+            self.write()
 
-        Args:
-            texts: further files by name.
+    def _real_run(self, num_prompts: int, num_tokens: int) -> None:
+        """Answer held-out prompts greedily and at the data's temperature, where they leave room for it."""
+        longest = self.checkpoint.summary.max_context
+        fitting = [c for c in self.held if len(c.prompt_ids) + num_tokens <= longest]
+        prompts = spread_prompts(fitting, num_prompts)
+        if not prompts:
+            return
+        # The expectations were computed for drafts of this length.
+        length = max(map(len, self.report.best.positions.values()), default=1)
+        engine = load(
+            self.checkpoint,
+            SpeculativeConfig(
+                method=self.kind,
+                model=str(self.out),
+                policy="fixed",
+                num_speculative_tokens=length,
+            ),
+            max_batch_size=1,
+            max_context=max(map(len, prompts)) + num_tokens,
+        )
+        drawn = Counter(c.temperature for c in self.held if c.temperature > 0).most_common(1)
+        temperatures = [0.0, drawn[0][0] if drawn else 1.0]
+        self.report.measured["real_run"] = {
+            "precision": engine.target.precision,
+            "num_speculative_tokens": length,
+            "max_tokens": num_tokens,
+            "runs": real_run(engine, prompts, temperatures, num_tokens),
+        }
 
-        Returns:
-            The content of forerun.json.
-
-        Raises:
-            CheckpointError: if it cannot be written; the earlier files then stay.
-        """
-        recipe, report = self._recipe_facts(), self.report
+    def content(self) -> dict[str, Any]:
+        """The content of forerun.json."""
+        recipe = self._recipe_facts()
         if isinstance(self.settings, HeadSettings):
             # The number in use differs from the setting if the target has fewer tokens, or if training
             # began with another head.
@@ -243,24 +267,28 @@ class DrafterRun:
         content = {
             "format_version": 1,
             "target": self._target_facts(),
-            "hidden_layers": list(self.head.hidden_layers),
+            "hidden_layers": self.head.hidden_layers,
             "recipe": recipe,
-            "report": report.as_dict(),
-            **self.measured,
+            **self.report.as_dict(),
         }
-        text = json.dumps(content, indent=2) + "\n"
-        own: dict[str, Any] = json.loads(text)
-        files: dict[str, str | bytes] = {**self.head.files, **texts}
-        files |= {OWN: text, CARD: card_of(self.kind, own)}
-        if report.curve_by_category:
-            title = f"{self.kind} for {self.checkpoint.name}: acceptance length on held-out text"
-            files[PICTURE] = draw(report.curve_by_category, title)
+        # As it is read: tuples become lists.
+        return dict(json.loads(json.dumps(content)))
+
+    def write(self) -> None:
+        """Write the drafter's directory: config, weights, forerun.json, the card, and a plot.
+
+        Raises:
+            CheckpointError: if it cannot be written; the earlier files then stay.
+        """
+        own = self.content()
+        title = f"{self.kind} for {self.checkpoint.name}: acceptance length on held-out text"
+        files: dict[str, str | bytes] = {
+            **self.head.files,
+            OWN: json.dumps(own, indent=2) + "\n",
+            CARD: card_of(self.kind, own),
+            PICTURE: draw(own["report"]["curve_by_category"], title),
+        }
         write_head(self.out, self.head.config, self.head.stored(), files)
-        # Otherwise these files belong to earlier weights.
-        kept = {PICTURE: report.curve_by_category, CERTIFICATE: "proofs" in own}
-        for name in (name for name, there in kept.items() if not there):
-            (self.out / name).unlink(missing_ok=True)
-        return own
 
     def evaluate(self, ranks: int = 0) -> AcceptanceTable:
         """Measure acceptance on the held-out conversations.
@@ -318,82 +346,31 @@ class DrafterRun:
             "chat_template": template and template.sha256,
         }
 
-    def _check_recipe(self, path: Path) -> None:
-        """Refuse to continue a state of another recipe.
-
-        Raises:
-            TrainingError: for other settings than the state's; names the folder.
-        """
+    def _fixed_recipe(self) -> dict[str, Any]:
+        """The settings by which a state may go on: all but the budget."""
         facts = json.loads(json.dumps({**self._recipe_facts(), "target": self._target_facts()}))
-        # A run may continue with a larger budget. Any other change would make another drafter.
         for name in ("minutes", "tokens", "validate_minutes", "patience"):
             facts["settings"].pop(name, None)
-        if path.exists() and _read_object(path) != facts:
-            raise TrainingError(
-                f"{path.parent} holds a training by other settings; give another directory, or delete "
-                "that folder to start again."
-            )
-        if self.processes.first:
-            _write_object(path, facts)
-
-    def remember(self) -> None:
-        """Save the validations and measurements for a run that resumes."""
-        if self.processes.first:
-            content = {**asdict(self.report), "best": self._best, "measured": self.measured}
-            _write_object(self.out / WORK / "curve.json", content)
-
-    def _resume(self, path: Path, progress: Spent) -> None:
-        """Load the validations of an earlier run, up to the step of its state."""
-        if not progress.steps and self.processes.first:
-            path.unlink(missing_ok=True)
-        if not progress.steps or not path.exists():
-            return
-        content = _read_object(path)
-        try:
-            self._best = float(content["best"])
-            points = [(float(m), int(t), float(n)) for m, t, n in content["curve"]]
-            for name in ("lengths", "positions", "untrained", *_MEASURED):
-                setattr(self.report, name, content[name])
-            self.measured = dict(content["measured"])
-            self.report.progress = Spent(**content["progress"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise _broken(path) from error
-        self.report.curve = [point for point in points if point[1] <= progress.tokens]
-        lengths = [length for _, _, length in self.report.curve]
-        if lengths:
-            self._stale = len(lengths) - 1 - lengths.index(max(lengths))
+        return dict(facts)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of an earlier run.
+def _locked(work: Path) -> IO[str]:
+    """The lock of a run's directory, which is created if it is missing.
 
     Raises:
-        TrainingError: for a broken file.
+        TrainingError: if it cannot be created, or another run trains in it.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _broken(path) from error
-    if not isinstance(content, dict):
-        raise _broken(path)
-    return content
-
-
-def _broken(path: Path) -> TrainingError:
-    """The error for a broken file of an earlier run."""
-    return TrainingError(f"{path} is corrupt; delete {path.parent} to start again.")
-
-
-def _write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that a later run continues from.
-
-    Raises:
-        TrainingError: if it cannot be written; the earlier file then stays.
-    """
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content), "utf-8")
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / "lock").open("w", encoding="utf-8")
     except OSError as error:
         raise TrainingError(
-            f"{path} cannot be written ({error}); give another directory."
+            f"{printable(work.parent)} can be no directory of a drafter: {reason(error)}; give "
+            "another --output."
         ) from error
+    if not lock(file):
+        file.close()
+        raise TrainingError(
+            f"another run trains in {printable(work.parent)}; wait for its end, or give another --output."
+        )
+    return file

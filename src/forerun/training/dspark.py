@@ -12,7 +12,7 @@ from forerun.contracts import CausalLM
 from forerun.heads.dspark import DSparkConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Drafts, Objective
+from forerun.training.objective import Continuations, Drafts, Objective
 from forerun.training.published import PublishedModule, attend
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
@@ -105,85 +105,27 @@ class DSparkObjective(Objective):
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
-        blocks = _Blocks.drawn(lesson, self.module.config, self._density, self._seed)
-        states, before = self._run(lesson, blocks)
-        count = blocks.anchors.shape[1]
-        return Drafts.of(
-            torch.arange(len(blocks.anchors), device=states.device).repeat_interleave(count),
-            blocks.anchors.flatten() + 1,
-            blocks.there.flatten(0, 1),
-            blocks.rows,
-            self._factors(states, before),
-            self.module.confidence(states, before),
-        )
-
-    def _run(self, lesson: Lesson, blocks: _Blocks) -> tuple[Tensor, Tensor | None]:
-        """Run the head on blocks.
-
-        Returns:
-            The states of the positions that predict tokens of the answers, [N, hidden_size], and the input
-            of the bigram term for each.
-        """
         config, token_ids = self.module.config, lesson.batch.token_ids
-        size = (*blocks.anchors.shape, config.block_size)
+        following = Continuations.drawn(
+            lesson.rows, 1, config.draft_tokens, self._density, self._seed
+        )
+        size = (*following.anchors.shape, config.block_size)
         filled = token_ids.new_full(size, config.mask_token_id)
-        filled[..., 0] = token_ids.gather(1, blocks.anchors)
+        filled[..., 0] = token_ids.gather(1, following.anchors)
         embeddings = self.teacher.model.embed(filled.flatten(1)).view(*size, -1)
         with in_bf16(embeddings.device):
-            outputs = self.module(lesson.features(config.target_layers), embeddings, blocks.anchors)
-        before = self.module.before(blocks.before(token_ids))
-        states = outputs[blocks.there].bfloat16()
-        return states, None if before is None else before.bfloat16()
-
-    def _factors(self, states: Tensor, before: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        factors = [(states, self._rows.to(states.dtype))]
+            outputs = self.module(
+                lesson.features(config.target_layers), embeddings, following.anchors
+            )
+        states, factors = outputs[following.there].bfloat16(), list[tuple[Tensor, Tensor]]()
+        factors.append((states, self._rows.to(states.dtype)))
+        places = (following.tokens - 1).clamp(max=token_ids.shape[1] - 1)
+        earlier = token_ids.gather(1, places.flatten(1)).view(places.shape)[following.there]
+        before = self.module.before(earlier)
         if before is not None:
-            matrix = self.module.weight("markov_head.markov_w2")
-            factors.append((before, matrix.to(states.dtype)))
-        return factors
-
-
-class _Blocks:
-    """The beginnings of blocks, and the tokens of blocks that the target wrote.
-
-    Args:
-        rows: index of the target's row that predicts each token of a batch, [B, S]; -1 for none.
-        anchors: position of each block's first token, [B, A].
-        drawn: True for blocks, False for padding, bool [B, A].
-        size: tokens of a draft.
-
-    Attributes:
-        there: True for tokens that the target wrote, along with all before them in the block, bool
-            [B, A, size].
-        rows: index of the target's row for each such token, [N].
-    """
-
-    def __init__(self, rows: Tensor, anchors: Tensor, drawn: Tensor, size: int) -> None:
-        self.anchors = anchors
-        tokens = anchors[..., None] + 1 + torch.arange(size, device=anchors.device)
-        padded = functional.pad(rows, (0, size + 1), value=-1)
-        own = padded.gather(1, tokens.flatten(1)).view(tokens.shape)
-        self.there = ((own >= 0) & drawn[..., None]).int().cumprod(-1).bool()
-        self.rows = own[self.there]
-        self._tokens = tokens
-
-    @classmethod
-    def drawn(cls, lesson: Lesson, config: DSparkConfig, density: float, seed: int) -> _Blocks:
-        """Blocks at random tokens before a token of an answer, at least one per conversation."""
-        first = lesson.rows[:, 1:] >= 0
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + int(lesson.rows.max()))
-        # Drawn on the CPU, so that blocks begin at the same tokens on every device.
-        noise = torch.rand(first.shape, generator=generator).to(first.device)
-        order = noise.masked_fill(~first, 2.0).argsort(-1)
-        counts = (first.sum(-1) * density).ceil().long()
-        most = max(int(counts.max()), 1)
-        there = torch.arange(most, device=counts.device) < counts[:, None]
-        return cls(lesson.rows, order[:, :most], there, config.draft_tokens)
-
-    def before(self, token_ids: Tensor) -> Tensor:
-        """Id of the token before each token that the target wrote, [N]."""
-        places = (self._tokens - 1).clamp(max=token_ids.shape[1] - 1)
-        return token_ids.gather(1, places.flatten(1)).view(places.shape)[self.there]
+            before = before.bfloat16()
+            factors.append((before, self.module.weight("markov_head.markov_w2").bfloat16()))
+        return Drafts.of(following, factors, self.module.confidence(states, before))
 
 
 def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:

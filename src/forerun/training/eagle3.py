@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Drafts, Objective
+from forerun.training.objective import Continuations, Drafts, Objective, at
 from forerun.training.published import PublishedModule
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
@@ -77,11 +76,11 @@ class Eagle3Module(PublishedModule):
         unseen = unseen.masked_fill(slots > anchors[:, None, :, None], -torch.inf)
         # A draft sees only its own drafted tokens. The keys of its first step are among the text's.
         drafted: list[tuple[Tensor, Tensor]] = []
-        hidden, last = _at(fused, anchors), embeddings.shape[1] - 1
+        hidden, last = at(fused, anchors), embeddings.shape[1] - 1
         outputs = []
         for step in range(steps):
             positions = anchors + step
-            following = _at(embeddings, (positions + 1).clamp(max=last))
+            following = at(embeddings, (positions + 1).clamp(max=last))
             joined, residual = self._inputs(following, hidden)
             query, key, value = self.heads(joined, "qkv", positions)
             if step:
@@ -165,44 +164,6 @@ def refuse_untrained(config: Eagle3Config) -> None:
         )
 
 
-def begins(rows: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens whose states drafts begin with, [B, A], and a mask that is False for padding, bool [B, A].
-
-    Args:
-        rows: index of the target's row that predicts each token, [B, S]; -1 for tokens that the target
-            did not write.
-        density: share of the possible tokens at which drafts begin.
-        seed: seed of the choice.
-    """
-    # A token is predicted from the state two tokens before it and from the token between.
-    first = rows[:, 2:] >= 0
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + int(rows.max()))
-    if density < 1:
-        # Drawn on the CPU, so that drafts begin with the same tokens on every device.
-        first = first & (torch.rand(first.shape, generator=generator) < density).to(first.device)
-    most = max(int(first.sum(-1).max()), 1)
-    order = first.int().argsort(dim=-1, descending=True, stable=True)[:, :most]
-    return order, first.gather(1, order)
-
-
-def there_for(rows: Tensor, anchors: Tensor, there: Tensor, steps: int) -> Tensor:
-    """True for tokens of drafts that the target wrote, along with all before them, bool [B, A, steps]."""
-    written = _rows_of(rows, anchors, steps) >= 0
-    return (written & there[..., None]).int().cumprod(-1).bool()
-
-
-def _rows_of(rows: Tensor, anchors: Tensor, steps: int) -> Tensor:
-    """Index of the target's row for each token of each draft, [B, A, steps]; -1 for none."""
-    padded = functional.pad(rows, (0, steps + 1), value=-1)
-    tokens = anchors[..., None] + 2 + torch.arange(steps, device=anchors.device)
-    return padded.gather(1, tokens.flatten(1)).view(tokens.shape)
-
-
-def _at(vectors: Tensor, tokens: Tensor) -> Tensor:
-    """Select the vectors of tokens [B, A] from [B, S, size]; result [B, A, size]."""
-    return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
-
-
 class Eagle3Objective(Objective):
     """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows.
 
@@ -232,20 +193,14 @@ class Eagle3Objective(Objective):
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
-        anchors, drawn = begins(lesson.rows, self._density, self._seed)
+        # A token is predicted from the state two tokens before it and from the token between.
+        following = Continuations.drawn(lesson.rows, 2, self.steps, self._density, self._seed)
         embeddings = self.teacher.model.embed(lesson.batch.token_ids)
+        states = lesson.features(self.layers)
         with in_bf16(embeddings.device):
-            outputs = self.module(lesson.features(self.layers), embeddings, anchors, self.steps)
-        there = there_for(lesson.rows, anchors, drawn, self.steps)
-        states = outputs[there].bfloat16()
-        matrix = self.module.get_parameter("lm_head.weight").to(states.dtype)
-        return Drafts.of(
-            torch.arange(len(anchors), device=anchors.device).repeat_interleave(anchors.shape[1]),
-            anchors.flatten() + 2,
-            there.flatten(0, 1),
-            _rows_of(lesson.rows, anchors, self.steps)[there],
-            [(states, matrix)],
-        )
+            outputs = self.module(states, embeddings, following.anchors, self.steps)
+        matrix = self.module.get_parameter("lm_head.weight").bfloat16()
+        return Drafts.of(following, [(outputs[following.there].bfloat16(), matrix)])
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:

@@ -1,16 +1,16 @@
-"""A training loop that stops at a budget of tokens or seconds, resumes, and logs its loss."""
+"""A training loop that stops at a budget of tokens or seconds, and resumes."""
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,7 +20,6 @@ from forerun.errors import TrainingError
 from forerun.files import atomic_path
 from forerun.models.cpu.threads import num_threads
 from forerun.progress import report
-from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class BatchSource(Protocol):
     """A source of micro-batches that depends on the progress alone, so that a run can resume."""
 
     def step(self, progress: Spent, fraction: float) -> Sequence[Any]:
-        """The micro-batches of the next step, for all processes together."""
+        """The micro-batches of the next step."""
 
 
 def learning_rate_factor(fraction: float, warmup: float, decay: float | None = None) -> float:
@@ -128,11 +127,13 @@ class Trainer:
         loss: function that computes the loss of a micro-batch.
         source: source of the micro-batches.
         settings: budget and schedule.
-        state: file that a run resumes from. The log lies beside it, and begins anew if the file is
-            missing.
-        processes: processes that share the micro-batches of each step.
-        threads: number of threads that share the micro-batches of a process.
+        state: file that a run resumes from.
+        recipe: what the state depends on, in JSON's types.
+        threads: number of threads that share the micro-batches of a step.
         watch: called after each step; True ends the run.
+
+    Attributes:
+        notes: what a caller needs to go on, in JSON's types; saved with the state.
 
     Raises:
         TrainingError: for a state of another recipe.
@@ -146,22 +147,21 @@ class Trainer:
         settings: TrainingSettings,
         state: Path,
         *,
-        processes: Processes = ALONE,
+        recipe: Mapping[str, Any] = MappingProxyType({}),
         threads: int = 1,
         watch: Callable[[Trainer], bool] | None = None,
     ) -> None:
         self.model, self.loss, self.source, self.settings = model, loss, source, settings
-        self.state_path, self.log_path = state, state.with_suffix(".jsonl")
+        self.state_path, self.recipe = state, dict(recipe)
+        self.notes: dict[str, Any] = {}
         self.optimizers = make_optimizers(model, settings)
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Spent()
         self.last_loss = float("nan")
-        self._processes, self._threads, self._watch = processes, threads, watch
-        self._saved = -1
+        self._threads, self._watch = threads, watch
+        self._saved: tuple[int, dict[str, Any]] = (-1, {})
         if state.exists():
             self._load()
-        elif processes.first:
-            self.log_path.unlink(missing_ok=True)
 
     def run(self) -> Spent:
         """Train until the budget is spent, then save; return at once if it is spent already.
@@ -173,13 +173,11 @@ class Trainer:
         saved = time.monotonic()
         while (fraction := self.progress.fraction(self.settings)) < 1.0:
             started = time.monotonic()
-            tokens = self._step(fraction)
+            self.progress.tokens += self._step(fraction)
             self.progress.steps += 1
-            self.progress.tokens += tokens
-            # All processes count the same seconds, so they stop together.
-            self.progress.seconds += self._processes.mean(time.monotonic() - started)
+            self.progress.seconds += time.monotonic() - started
             if self.progress.steps % self.settings.log_every_steps == 0:
-                self.log({"loss": round(self.last_loss, 4)})
+                logger.info("loss %.4f at %s", self.last_loss, self.progress)
             if time.monotonic() - saved > self.settings.save_every_seconds:
                 self.save()
                 saved = time.monotonic()
@@ -195,26 +193,27 @@ class Trainer:
     def _step(self, fraction: float) -> int:
         """Take one step of the optimizers; returns the number of tokens used."""
         parts = self.source.step(self.progress, fraction)
-        sums = torch.zeros(3, dtype=torch.float64)
+        total, weight, tokens = 0.0, 0.0, 0
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        learn = partial(self._learn, trained)
-        for figures, gradients in self._each(learn, self._processes.share(parts)):
-            sums += torch.tensor(figures)
+        for part, gradients in self._each(partial(self._learn, trained), parts):
+            total, weight, tokens = total + part[0], weight + part[1], tokens + part[2]
             for parameter, gradient in zip(trained, gradients, strict=True):
                 if gradient is not None:
                     seen = parameter.grad
                     parameter.grad = gradient if seen is None else seen.add_(gradient)
-        total, weight, tokens = self._processes.sum(sums).tolist()
         self.last_loss = total / weight if weight else 0.0
         self._refuse_nonsense("loss", self.last_loss)
-        norm = nn.utils.clip_grad_norm_(self._gradients_over(max(weight, 1e-9)), self.settings.clip)
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad.div_(max(weight, 1e-9))
+        norm = nn.utils.clip_grad_norm_(trained, self.settings.clip)
         self._refuse_nonsense("gradient's norm", float(norm))
         factor = learning_rate_factor(fraction, self.settings.warmup, self.settings.decay)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        return int(tokens)
+        return tokens
 
     def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
         """Apply `work` to each micro-batch, on the process's threads, and yield the results in order."""
@@ -224,7 +223,9 @@ class Trainer:
         with ThreadPoolExecutor(self._threads) as pool:
             yield from pool.map(work, parts)
 
-    def _learn(self, trained: Sequence[nn.Parameter], micro: Any) -> tuple[list[float], Gradients]:
+    def _learn(
+        self, trained: Sequence[nn.Parameter], micro: Any
+    ) -> tuple[tuple[float, float, int], Gradients]:
         """Loss, weight and tokens of a micro-batch, and its gradients.
 
         The gradients are returned, not accumulated, so that they are added in a fixed order whichever
@@ -232,19 +233,7 @@ class Trainer:
         """
         part = self.loss(micro)
         gradients = torch.autograd.grad(part.total, trained, allow_unused=True)
-        return [part.total.item(), part.weight, part.tokens], gradients
-
-    def _gradients_over(self, weight: float) -> list[nn.Parameter]:
-        """Sum the gradients over all processes, divide them by `weight`, and return their parameters."""
-        trained = []
-        for parameter in self.model.parameters():
-            if parameter.grad is None and parameter.requires_grad and self._processes.count > 1:
-                # Another process may have a gradient here, and all must take part in every sum.
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad is not None:
-                parameter.grad.copy_(self._processes.sum(parameter.grad) / weight)
-                trained.append(parameter)
-        return trained
+        return (part.total.item(), part.weight, part.tokens), gradients
 
     def _refuse_nonsense(self, what: str, value: float) -> None:
         """End training before a step that would ruin the weights.
@@ -255,28 +244,21 @@ class Trainer:
         if abs(value) < float("inf"):
             return
         left = "no state has been saved: begin again"
-        if self._saved >= 0:
+        if self._saved[0] >= 0:
             name = self.state_path.name
-            left = f"the state of step {self._saved} is in {name}: go on from there"
+            left = f"the state of step {self._saved[0]} is in {name}: go on from there"
         raise TrainingError(
             f"the {what} is {value} at step {self.progress.steps}; {left} with a lower learning rate."
         )
 
-    def log(self, figures: dict[str, Any]) -> None:
-        """Append a line with the figures and the progress to the log."""
-        if not self._processes.first:
-            return
-        row = {**figures, **asdict(self.progress)}
-        row["seconds"] = round(self.progress.seconds, 1)
-        with self.log_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        logger.info("%s", row)
-
     def save(self) -> None:
         """Write the state, unless the file has it already."""
-        if not self._processes.first or self._saved == self.progress.steps:
+        content = (self.progress.steps, self.notes)
+        if self._saved == content:
             return
         state: dict[str, Any] = {
+            "recipe": self.recipe,
+            "notes": self.notes,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": asdict(self.progress),
@@ -288,11 +270,17 @@ class Trainer:
             raise TrainingError(
                 f"{self.state_path} cannot be written ({error}); the state before stays."
             ) from error
-        self._saved = self.progress.steps
+        self._saved = content
 
     def _load(self) -> None:
         try:
             state = torch.load(self.state_path, map_location="cpu", weights_only=True)
+            if state["recipe"] != self.recipe:
+                raise TrainingError(
+                    f"{self.state_path.parent} holds a training by other settings; give another directory, "
+                    "or delete that folder to start again."
+                )
+            self.notes = state["notes"]
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
@@ -304,26 +292,8 @@ class Trainer:
             raise TrainingError(
                 f"{self.state_path} does not belong to this recipe ({error}); delete it to start again."
             ) from error
-        self._saved = self.progress.steps
-        self._cut_log()
+        self._saved = (self.progress.steps, self.notes)
         logger.info("resumed at %s", self.progress)
-
-    def _cut_log(self) -> None:
-        """Remove log lines of steps after the loaded state, because those steps are repeated."""
-        if not self._processes.first or not self.log_path.exists():
-            return
-        lines = self.log_path.read_text("utf-8").splitlines()
-        kept = [line for line in lines if _steps_of(line) <= self.progress.steps]
-        with atomic_path(self.log_path) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept), "utf-8")
-
-
-def _steps_of(line: str) -> float:
-    """Number of steps in a line of the log; infinite for a line that was cut off."""
-    try:
-        return float(json.loads(line)["steps"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
 
 
 def threads_of(device: torch.device, micro_batches: int) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +25,57 @@ Factors = Sequence[tuple[Tensor, Tensor]]
 """Pairs of states [N, h] and matrix [Vd, h], whose products add up to logits."""
 
 
+class Continuations:
+    """Tokens of the answers after some anchors, which drafts are to equal.
+
+    Args:
+        rows: index of the target's row that predicts each token of a batch, [B, S]; -1 for tokens that the
+            target did not write.
+        anchors: token that each draft begins with, [B, A].
+        drawn: True for drafts, False for padding, bool [B, A].
+        distance: distance from an anchor to the first drafted token.
+        size: tokens of a draft.
+
+    Attributes:
+        tokens: position of each drafted token, [B, A, size].
+        there: True for tokens that the target wrote, along with all before them in the draft, bool
+            [B, A, size].
+        targets: index of the target's row for each such token, [N].
+    """
+
+    def __init__(
+        self, rows: Tensor, anchors: Tensor, drawn: Tensor, distance: int, size: int
+    ) -> None:
+        steps = torch.arange(distance, distance + size, device=anchors.device)
+        self.anchors, self.tokens = anchors, anchors[..., None] + steps
+        padded = functional.pad(rows, (0, 1), value=-1)
+        places = self.tokens.clamp(max=rows.shape[1]).flatten(1)
+        own = padded.gather(1, places).view(self.tokens.shape)
+        self.there = ((own >= 0) & drawn[..., None]).int().cumprod(-1).bool()
+        self.targets = own[self.there]
+
+    @classmethod
+    def drawn(
+        cls, rows: Tensor, distance: int, size: int, density: float, seed: int
+    ) -> Continuations:
+        """Continuations of random anchors before tokens of the answers, at least one per conversation.
+
+        Args:
+            rows, distance, size: as above.
+            density: share of the answers' tokens at which drafts begin.
+            seed: seed of the choice, which depends on the batch too.
+        """
+        first = rows[:, distance:] >= 0
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + int(rows.max()))
+        # Drawn on the CPU, so that drafts begin at the same tokens on every device.
+        noise = torch.rand(first.shape, generator=generator).to(first.device)
+        order = noise.masked_fill(~first, 2.0).argsort(-1)
+        counts = (first.sum(-1) * density).ceil().long()
+        most = max(int(counts.max()), 1)
+        drawn = torch.arange(most, device=counts.device) < counts[:, None]
+        return cls(rows, order[:, :most], drawn, distance, size)
+
+
 @dataclass(frozen=True)
 class Drafts:
     """Chains that a head drafts on a batch of conversations, with the text's own tokens.
@@ -36,7 +86,7 @@ class Drafts:
         there: True for tokens that the target wrote, along with all before them in the chain, bool
             [C, K].
         targets: index of the target's row for each of those tokens, chain after chain, [N].
-        factors: pairs of a mask, bool [N], of the tokens that share matrices, and their logits' factors.
+        factors: factors of the logits of those tokens.
         confidence: logit of the head's confidence in each of those tokens, [N]; None for a head without.
     """
 
@@ -44,22 +94,18 @@ class Drafts:
     contexts: Tensor
     there: Tensor
     targets: Tensor
-    factors: Sequence[tuple[Tensor, Factors]]
+    factors: Factors
     confidence: Tensor | None = None
 
     @classmethod
     def of(
-        cls,
-        rows: Tensor,
-        contexts: Tensor,
-        there: Tensor,
-        targets: Tensor,
-        factors: Factors,
-        confidence: Tensor | None = None,
+        cls, following: Continuations, factors: Factors, confidence: Tensor | None = None
     ) -> Drafts:
-        """Drafts whose tokens all share the same matrices."""
-        every = torch.ones_like(targets, dtype=torch.bool)
-        return cls(rows, contexts, there, targets, [(every, factors)], confidence)
+        """Drafts of the tokens after some anchors."""
+        batch, count, _ = following.tokens.shape
+        rows = torch.arange(batch, device=following.tokens.device).repeat_interleave(count)
+        contexts, there = following.tokens[..., 0].flatten(), following.there.flatten(0, 1)
+        return cls(rows, contexts, there, following.targets, factors, confidence)
 
     @property
     def places(self) -> Tensor:
@@ -92,13 +138,10 @@ class Objective(ABC):
         lesson = self.teacher.show(batch)
         drafts = self.drafts(lesson, training=True)
         weights = self.decay ** drafts.places.float()
-        total = torch.zeros((), device=weights.device)
-        accepted = torch.zeros_like(weights)
-        for some, factors in drafts.factors:
-            rows = drafts.targets[some]
-            share = kl_share(factors, lesson.probs, rows)
-            loss, accepted[some] = rejection_loss(factors, lesson.probs, rows, weights[some], share)
-            total = total + loss
+        share = kl_share(drafts.factors, lesson.probs, drafts.targets)
+        total, accepted = rejection_loss(
+            drafts.factors, lesson.probs, drafts.targets, weights, share
+        )
         if drafts.confidence is not None:
             losses = functional.binary_cross_entropy_with_logits(
                 drafts.confidence, accepted.clamp(0, 1), reduction="none"
@@ -106,52 +149,45 @@ class Objective(ABC):
             total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
         return LossPart(total, float(weights.sum()), batch.tokens)
 
+    @torch.no_grad()
     def evaluate(self, batches: Iterable[ExampleBatch], ranks: int = 0) -> AcceptanceTable:
-        """Acceptance on held-out conversations, and that of `ranks` siblings."""
-        return evaluate(self.teacher, partial(self.drafts, training=False), batches, ranks)
+        """Measure acceptance on held-out conversations, by category.
+
+        Target and draft have the temperature that the conversation was drawn at; 0 is greedy.
+
+        Args:
+            batches: batches of conversations.
+            ranks: number of siblings whose acceptance is measured too.
+        """
+        table = AcceptanceTable()
+        generator = torch.Generator().manual_seed(0)
+        for batch in batches:
+            lesson = self.teacher.show(batch, best=True, as_drawn=True)
+            drafts = _as_drawn(self.drafts(lesson), lesson)
+            accepted, same = _accepted(lesson, drafts)
+            chains = accepted.new_zeros(2, *drafts.there.shape)
+            chains[:, drafts.there] = torch.stack((accepted, same))
+            confidence = None
+            if drafts.confidence is not None:
+                confidence = accepted.new_zeros(drafts.there.shape)
+                confidence[drafts.there] = drafts.confidence.float()
+            whole = drafts.there.all(-1)
+            for row, conversation in enumerate(batch.conversations):
+                some = whole & (drafts.rows == row)
+                table.add(
+                    f"{conversation.category}, T={conversation.temperature:g}",
+                    chains[int(conversation.temperature == 0), some],
+                    drafts.contexts[some],
+                    None if confidence is None else confidence[some],
+                )
+            if ranks:
+                _add_ranks(table, lesson, drafts, chains[0], ranks, generator)
+        return table
 
 
-@torch.no_grad()
-def evaluate(
-    teacher: Teacher,
-    draft: Callable[[Lesson], Drafts],
-    batches: Iterable[ExampleBatch],
-    ranks: int = 0,
-) -> AcceptanceTable:
-    """Measure acceptance on held-out conversations, by category.
-
-    Target and draft have the temperature that the conversation was drawn at; 0 is greedy.
-
-    Args:
-        teacher: the target.
-        draft: drafts with the head.
-        batches: batches of conversations.
-        ranks: number of siblings whose acceptance is measured too.
-    """
-    table = AcceptanceTable()
-    generator = torch.Generator().manual_seed(0)
-    for batch in batches:
-        lesson = teacher.show(batch, best=True, as_drawn=True)
-        drafts = _as_drawn(draft(lesson), lesson)
-        accepted, same = _accepted(lesson, drafts)
-        chains = accepted.new_zeros(2, *drafts.there.shape)
-        chains[:, drafts.there] = torch.stack((accepted, same))
-        confidence = None
-        if drafts.confidence is not None:
-            confidence = accepted.new_zeros(drafts.there.shape)
-            confidence[drafts.there] = drafts.confidence.float()
-        whole = drafts.there.all(-1)
-        for row, conversation in enumerate(batch.conversations):
-            some = whole & (drafts.rows == row)
-            table.add(
-                f"{conversation.category}, T={conversation.temperature:g}",
-                chains[int(conversation.temperature == 0), some],
-                drafts.contexts[some],
-                None if confidence is None else confidence[some],
-            )
-        if ranks:
-            _add_ranks(table, lesson, drafts, chains[0], ranks, generator)
-    return table
+def at(vectors: Tensor, tokens: Tensor) -> Tensor:
+    """Select the vectors of tokens [B, A] from [B, S, size]; result [B, A, size]."""
+    return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
 
 
 def most_probable(factors: Factors) -> Tensor:
@@ -164,23 +200,16 @@ def most_probable(factors: Factors) -> Tensor:
 def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
     """Drafts at the temperatures of the target's rows, by scaled states: logits are linear in them."""
     temperatures = lesson.temperatures[drafts.targets, None]
-    factors = [
-        (some, [((states / temperatures[some]).to(states.dtype), rows) for states, rows in own])
-        for some, own in drafts.factors
-    ]
-    return replace(drafts, factors=factors)
+    scaled = [((states / temperatures).to(states.dtype), rows) for states, rows in drafts.factors]
+    return replace(drafts, factors=scaled)
 
 
 def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:
     """Σ min(p, q) of each token, and 1 where p and q have the same most probable token, both [N]."""
     assert lesson.best is not None
-    accepted, same = (torch.zeros_like(drafts.targets, dtype=torch.float) for _ in range(2))
-    for some, factors in drafts.factors:
-        rows = drafts.targets[some]
-        ones = torch.ones_like(rows, dtype=torch.float)
-        accepted[some] = rejection_loss(factors, lesson.probs, rows, ones, 0.0)[1]
-        same[some] = (most_probable(factors) == lesson.best[rows]).float()
-    return accepted, same
+    ones = torch.ones_like(drafts.targets, dtype=torch.float)
+    _, accepted = rejection_loss(drafts.factors, lesson.probs, drafts.targets, ones, 0.0)
+    return accepted, (most_probable(drafts.factors) == lesson.best[drafts.targets]).float()
 
 
 def _add_ranks(
@@ -192,25 +221,15 @@ def _add_ranks(
     generator: torch.Generator,
 ) -> None:
     """Add the acceptance of siblings at a sample of tokens, weighted by the probability to reach them."""
-    device = chains.device
     reached = torch.cat((chains.new_ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
-    weights = reached[drafts.there]
-    depths = torch.arange(drafts.there.shape[1], device=device)
-    depths = depths.expand(drafts.there.shape)[drafts.there]
-    drawn = torch.randperm(len(depths), generator=generator)[:RANKED].to(device)
-    picked = torch.zeros_like(depths, dtype=torch.bool)
-    picked[drawn] = True
-    for some, factors in drafts.factors:
-        here = (some & picked).nonzero()[:, 0]
-        own = picked[some]
-        thinned = [(states[own], matrix) for states, matrix in factors]
-        for start in range(0, len(here), CHUNK):
-            part = slice(start, start + CHUNK)
-            tokens = here[part]
-            draft = _logits(thinned, part).softmax(-1)
-            target = lesson.probs[drafts.targets[tokens]].float()
-            shares = sibling_shares(target, draft, ranks, generator)
-            table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
+    weights, depths = reached[drafts.there], drafts.places
+    drawn = torch.randperm(len(depths), generator=generator)[:RANKED].to(depths.device)
+    for tokens in torch.split(drawn.sort().values, CHUNK):
+        own = [(states[tokens], matrix) for states, matrix in drafts.factors]
+        draft = _logits(own, slice(None)).softmax(-1)
+        target = lesson.probs[drafts.targets[tokens]].float()
+        shares = sibling_shares(target, draft, ranks, generator)
+        table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
 
 
 def _logits(factors: Factors, part: slice) -> Tensor:

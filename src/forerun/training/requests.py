@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -24,10 +23,6 @@ from forerun.training.settings import (
     LayerSkipSettings,
     MedusaSettings,
 )
-
-if TYPE_CHECKING:
-    from forerun.training.drafter_run import DrafterRun
-    from forerun.training.result import TrainingReport
 
 
 @options
@@ -131,65 +126,24 @@ class MedusaRequest(TrainRequest):
 
 
 def train(request: TrainRequest) -> Result:
-    """A trained drafter, and how much of its drafts is accepted; exit code 1 where a proof found a defect.
+    """A trained drafter, and how much of its drafts is accepted.
 
     Raises:
         TrainingError: for data, shapes or a directory that do not fit.
     """
     from forerun.training.drafter_run import DrafterRun
-    from forerun.training.finish import finish
     from forerun.training.result import result_of
 
     set_threads(request.threads)
-    kind, model, end = request.kind, request.model, request.in_the_end
+    kind, model = request.kind, request.model
     out = Path(request.output or f"{PurePath(model).name or 'model'}-{kind}")
     data = request.data or (data_of(model, request.threads),)
     try:
-        run = DrafterRun(
-            kind, request.own, request.training, model, data, out, _show, request.begin_with
-        )
-        # Nobody else trains in the directory before the last figure is written.
-        with run.locked():
-            _announce(run)
-            run.run()
-            if not run.processes.first:
-                raise SystemExit(0)  # The first process gives the result.
-            measured = finish(run, end)
-            if end.prove:
-                measured = _prove(run, end.prove_tokens)
+        run = DrafterRun(kind, request.own, request.training, model, data, out, request.begin_with)
+        run.run(request.in_the_end)
     except KeyboardInterrupt:
         say(
             f"{out / 'training'} keeps the training; the same command goes on from its last saved step"
         )
         raise
-    return replace(result_of(run.kind, str(out), measured), device=run.target.device)
-
-
-def _announce(run: DrafterRun) -> None:
-    """Say before a training what it does and how long it takes."""
-    if run.processes.first:
-        settings, count = run.settings, run.report.conversations["trained on"]
-        tokens = "" if settings.tokens is None else f", or {settings.tokens} tokens"
-        say(
-            f"training on {count} conversations for {settings.minutes:g} minutes at most{tokens}; "
-            f"the best weights so far are in {run.out}"
-        )
-
-
-def _prove(run: DrafterRun, num_tokens: int) -> Mapping[str, Any]:
-    """The content of forerun.json with the proofs."""
-    from forerun.proof.certificate import certificate
-    from forerun.training.finish import add_proofs
-    from forerun.training.proven import prove_trained
-
-    proofs = prove_trained(run, num_tokens)
-    return add_proofs(run, proofs, "\n".join(map(certificate, proofs)))
-
-
-def _show(report: TrainingReport, loss: float, rate: float) -> None:
-    """Say the state after each validation."""
-    minutes, tokens, length = report.curve[-1]
-    say(
-        f"{minutes:.1f} min, {tokens} tokens ({rate:.0f}/s), loss {loss:.3f}, "
-        f"acceptance length {length:.3f} (best {report.mean_length:.3f})"
-    )
+    return replace(result_of(run.kind, str(out), run.content()), device=run.target.device)

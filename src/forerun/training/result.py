@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from forerun.heads.files import BY_RANK, CALIBRATION
 from forerun.report.chart import Curves, Line
 from forerun.report.markdown import document
 from forerun.report.result import Result
@@ -19,65 +18,110 @@ from forerun.training.settings import named
 
 PICTURE = "curve.svg"
 """File beside the card with the plot of acceptance length over the training."""
-CERTIFICATE = "certificate.md"
-"""File beside the card with the certificates of the proofs."""
 FEW_STEPS = 500
 """Number of steps below which a drafter has hardly begun to learn."""
 MEAN = "mean"
-_DEFECT_FOUND = 1
+_BESIDE = (BY_RANK, CALIBRATION)
 
 Curve = Sequence[tuple[int, Mapping[str, float]]]
 """Points of a curve: tokens trained on, and the acceptance length by category at that point."""
 
 
-@dataclass
-class TrainingReport:
-    """Figures of a training run, as in `forerun.json`.
+@dataclass(frozen=True)
+class Validation:
+    """A drafter at one point of its training.
 
     Args:
-        lengths: expected acceptance length on held-out text by category, at the best validation.
-        positions: acceptance of each token of the draft by category.
-        untrained: acceptance lengths before training.
         progress: progress of the training.
-        conversations: number of conversations read, by use (trained on, held out, left out).
-        weight_bytes: bytes of all tensors as written.
-        trained_bytes: bytes of the trained tensors; the others are the target's.
-        curve: points of the mean acceptance length: minutes of training, tokens, length.
-        curve_by_category: points of the plot; empty before the end.
-        contexts: acceptance lengths by tokens before the draft, by temperature; empty before the end.
-        confidence_errors: errors of the confidence `before` and `after` its calibration, by position;
-            empty for a head without confidence.
-        real_run: result of `real_run.real_runs`; empty without one.
+        loss: loss of the last step.
+        lengths: expected acceptance length on held-out text by category.
+        positions: acceptance of each token of the draft by category.
     """
 
-    lengths: Mapping[str, float] = field(default_factory=dict)
-    positions: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    untrained: Mapping[str, float] = field(default_factory=dict)
-    progress: Spent = field(default_factory=Spent)
-    conversations: Mapping[str, int] = field(default_factory=dict)
-    weight_bytes: int = 0
-    trained_bytes: int = 0
-    curve: list[tuple[float, int, float]] = field(default_factory=list)
-    curve_by_category: Curve = ()
-    contexts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    confidence_errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    real_run: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a flat dictionary, ready for JSON, without what was not measured."""
-        later = ("curve_by_category", "contexts", "confidence_errors", "real_run")
-        kept = {name: own for name, own in vars(self).items() if own or name not in later}
-        del kept["progress"]
-        return {**kept, **vars(self.progress)}
-
-    def forget_measurements(self) -> None:
-        """Forget what was measured of the weights before."""
-        self.curve_by_category, self.contexts = (), {}
-        self.confidence_errors, self.real_run = {}, {}
+    progress: Spent
+    loss: float
+    lengths: Mapping[str, float]
+    positions: Mapping[str, Sequence[float]]
 
     @property
     def mean_length(self) -> float:
+        """Mean acceptance length over the categories."""
         return sum(self.lengths.values()) / len(self.lengths) if self.lengths else 1.0
+
+
+@dataclass
+class TrainingReport:
+    """Figures of a training run.
+
+    Args:
+        conversations: number of conversations read, by use (trained on, held out, left out).
+        weight_bytes: bytes of all tensors as written.
+        trained_bytes: bytes of the trained tensors; the others are the target's.
+        untrained: acceptance lengths before training.
+        curve: the validations, in order.
+        measured: what was measured of the best weights in the end, by its name in forerun.json.
+    """
+
+    conversations: Mapping[str, int] = field(default_factory=dict)
+    weight_bytes: int = 0
+    trained_bytes: int = 0
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    curve: list[Validation] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Validation:
+        """The first of the best validations, whose weights are kept."""
+        none = Validation(Spent(), 0.0, {}, {})
+        return max(self.curve, key=lambda point: point.mean_length, default=none)
+
+    @property
+    def stale(self) -> int:
+        """Number of validations since the best."""
+        return len(self.curve) - 1 - self.curve.index(self.best) if self.curve else 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed between the last two validations."""
+        before, now = ([Spent(), *(point.progress for point in self.curve)])[-2:]
+        return (now.tokens - before.tokens) / max(now.seconds - before.seconds, 1e-9)
+
+    def notes(self) -> dict[str, Any]:
+        """The part of the report that a resumed run needs, in JSON's types."""
+        curve = [asdict(point) for point in self.curve]
+        kept = {"untrained": self.untrained, "curve": curve, "measured": self.measured}
+        return dict(json.loads(json.dumps(kept)))
+
+    def resume(self, notes: Mapping[str, Any]) -> None:
+        """Take over what an earlier run has noted, if anything."""
+        self.untrained = notes.get("untrained", {})
+        self.measured = notes.get("measured", {})
+        self.curve = [
+            Validation(**{**point, "progress": Spent(**point["progress"])})
+            for point in notes.get("curve", ())
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of forerun.json that was measured."""
+        best, start = self.best, [(0, self.untrained)] if self.untrained else []
+        curve = [(point.progress.tokens, point.lengths) for point in self.curve]
+        report = {
+            "lengths": best.lengths,
+            "positions": best.positions,
+            "untrained": self.untrained,
+            "conversations": self.conversations,
+            "weight_bytes": self.weight_bytes,
+            "trained_bytes": self.trained_bytes,
+            "curve": [
+                (point.progress.seconds / 60, point.progress.tokens, point.mean_length)
+                for point in self.curve
+            ],
+            "curve_by_category": [*start, *curve],
+            **{name: own for name, own in self.measured.items() if name not in _BESIDE},
+            **vars(best.progress),
+        }
+        beside = {name: self.measured[name] for name in _BESIDE if name in self.measured}
+        return {"report": report, **beside}
 
 
 def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
@@ -88,7 +132,7 @@ def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
         out: its directory.
         own: content of its forerun.json.
     """
-    report, target, proofs = own["report"], own["target"], own.get("proofs", [])
+    report, target = own["report"], own["target"]
     lengths, steps = report["lengths"], report["steps"]
     few = f"{steps} steps are too few to judge {named(kind)} by; give more --minutes, or more data"
     names = ("lengths", "conversations", "weight_bytes", "trained_bytes", "curve")
@@ -99,7 +143,6 @@ def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
         "untrained_lengths": report["untrained"],
         "contexts": report.get("contexts", {}),
         "real_run": report.get("real_run", {}),
-        "proofs": proofs,
         **{name: report[name] for name in names[1:]},
         **{name: report[name] for name in ("tokens", "seconds", "steps")},
     }
@@ -110,7 +153,6 @@ def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
         notes=[few] if steps < FEW_STEPS else [],
         described=_described(own),
         title=f"{named(kind).capitalize()} for {target['name']}",
-        exit_code=0 if all(proof["passed"] for proof in proofs) else _DEFECT_FOUND,
         command=f"forerun generate --model {target['name']} --draft-model {out} --prompt ...",
     )
 
@@ -123,9 +165,7 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
         f"{target['vocab_size']} tokens), whose own answers it was trained on by `forerun train {command}`"
     )
     text = document(replace(result_of(kind, "THIS_DIRECTORY", own), answers=[about]))
-    if own["report"].get("curve_by_category"):
-        text += f"\n![Acceptance length over the tokens of the training]({PICTURE})\n"
-    return text
+    return f"{text}\n![Acceptance length over the tokens of the training]({PICTURE})\n"
 
 
 def _effort(report: Mapping[str, Any]) -> str:
@@ -139,7 +179,7 @@ def _size(report: Mapping[str, Any]) -> str:
 
 
 def _runs(own: Mapping[str, Any]) -> Iterator[str]:
-    """Sentences about the real run and the proofs."""
+    """Sentences about the real run."""
     for run in own["report"].get("real_run", {}).get("runs", ()):
         equal = f", {run['identical']} of {run['prompts']} answers equal to it"
         yield (
@@ -147,9 +187,6 @@ def _runs(own: Mapping[str, Any]) -> Iterator[str]:
             f"{_length(run['mean_acceptance_length']) or '-'}, {run['speedup']:.2f} x plain decoding"
             f"{'' if run['identical'] is None else equal}"
         )
-    for proof in own.get("proofs", ()):
-        found = "no defect found" if proof["passed"] else "not exact"
-        yield f"proof at {_drawn(proof)}: {found}"
 
 
 def _tables(own: Mapping[str, Any]) -> Iterator[Table]:
@@ -175,8 +212,6 @@ def _tables(own: Mapping[str, Any]) -> Iterator[Table]:
         yield Table.of("Acceptance length by the tokens before the draft", ["", *labels], lines)
     if report.get("real_run"):
         yield _real_run(report["real_run"], report["lengths"])
-    if own.get("proofs"):
-        yield _proofs(own["proofs"])
 
 
 def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> Table:
@@ -207,23 +242,6 @@ def _real_run(report: Mapping[str, Any], lengths: Mapping[str, float]) -> Table:
     return Table.of("A real run", header, rows, notes=[about])
 
 
-def _proofs(proofs: Sequence[Mapping[str, Any]]) -> Table:
-    """Table of the results of `forerun prove`."""
-    settings = proofs[0]["settings"]
-    rows = [
-        (_drawn(proof), proof["level"], "no defect found" if proof["passed"] else "**not exact**")
-        for proof in proofs
-    ]
-    about = (
-        f"What `forerun prove` found of these weights, with the target {_precision(settings['dtype'])}, on "
-        f"{settings['num_prompts']} held-out prompts, with chains of "
-        f"{settings['speculation']['num_speculative_tokens']} tokens and at least "
-        f"{settings['effort']['num_tokens']} tokens for each of the statistics. [The certificate]"
-        f"({CERTIFICATE}) has all settings and results."
-    )
-    return Table.of("Proof", ("sampling", "promise", "result"), rows, "lll", [about])
-
-
 def _described(own: Mapping[str, Any]) -> dict[str, str]:
     """Data, recipe and figures of a training, in words."""
     report, recipe = own["report"], own["recipe"]
@@ -252,34 +270,12 @@ def _described(own: Mapping[str, Any]) -> dict[str, str]:
     return described
 
 
-def _drawn(proof: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in proof["sampling"].items())
-
-
 def _precision(name: str) -> str:
     return "as stored" if name == "stored" else f"in {name}"
 
 
 def _length(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def read_curve(log: Path, untrained: Mapping[str, float]) -> list[tuple[int, dict[str, float]]]:
-    """Read the validations of a training from its log, starting with the untrained drafter.
-
-    Args:
-        log: file written by `Trainer.log`; a missing file counts as empty.
-        untrained: acceptance lengths before the first step.
-    """
-    points = [(0, dict(untrained))] if untrained else []
-    lines = log.read_text("utf-8").splitlines() if log.exists() else []
-    for line in lines:
-        # Ignore a line that was cut off.
-        with suppress(ValueError):
-            row = json.loads(line)
-            if "lengths" in row:
-                points.append((row["tokens"], row["lengths"]))
-    return points
 
 
 def draw(curve: Curve, title: str) -> str:

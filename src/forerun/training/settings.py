@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import floor
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -81,9 +81,7 @@ class DrafterSettings:
     micro_batch_tokens: int = Field(
         default=1024, ge=16, le=2**24, description="Tokens that are worked on at once."
     )
-    micro_batches: int = Field(
-        default=1, ge=1, le=2**16, description="Micro-batches of a step, of all processes together."
-    )
+    micro_batches: int = Field(default=1, ge=1, le=2**16, description="Micro-batches of a step.")
     matrix_learning_rate: float = Field(
         default=0.02, gt=0.0, le=10.0, description="Of the matrices in the layers, by Muon."
     )
@@ -127,14 +125,6 @@ class FinishSettings:
     )
     real_run_tokens: int = Field(
         default=64, ge=1, le=2**20, description="Tokens of an answer at most."
-    )
-    prove: bool = Field(
-        default=False,
-        description="Run 'forerun prove' in the end, greedily, at two temperatures and with top-p; it takes "
-        "some minutes.",
-    )
-    prove_tokens: int = Field(
-        default=20_000, ge=1, le=2**40, description="Tokens for each of its statistics, at least."
     )
 
 
@@ -239,21 +229,6 @@ class DraftSettings:
     steps: int = Field(
         default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
     )
-
-
-DRAFTER_SETTINGS: dict[str, type[Any]] = {
-    "draft": DraftSettings,
-    "dspark": DSparkSettings,
-    "eagle3": Eagle3Settings,
-    "layer_skip": LayerSkipSettings,
-    "medusa": MedusaSettings,
-}
-"""Settings class of each kind of drafter."""
-
-
-def settings_of(kind: str) -> type[DrafterSettings]:
-    """Class of the settings that a kind of drafter shares with others."""
-    return DrafterSettings if kind == "draft" else HeadSettings
 
 
 def named(kind: str) -> str:
