@@ -40,15 +40,13 @@ class Task:
 
     def run(self, pipeline: Any) -> Tensor:
         """Images in [0, 1]: `[B, 1, 32, 32]`, clips `[B, F, 1, 32, 32]`."""
-        images = sample(
+        return sample(
             pipeline,
             self.noise(pipeline),
             steps=self.steps,
             labels=self.labels,
             guidance_scale=self.guidance_scale,
-        ).images
-        assert images is not None
-        return images
+        )
 
     def counted(self, pipeline: Any, *, flops: bool = False) -> tuple[Tensor, Evaluations]:
         """The images, and what the denoiser computed for them."""

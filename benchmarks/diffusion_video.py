@@ -37,8 +37,10 @@ from forerun.measure.intervals import Interval, mean
 from forerun.measure.turns import in_turns
 from recipes.digits import NUM_FRAMES, draw_clips, load_digits
 
-MAIN = VideoLatentCacheConfig(key_frames=5, refine_steps=8, finish_key_frames=False)
+MAIN = VideoLatentCacheConfig(key_interval=4, refine_steps=8, finish_key_frames=False)
 """The setting whose parts are exchanged one by one."""
+INTERVALS = {3: 8, 4: 5, 5: 4, 6: 3, 9: 2}
+"""Interval between key frames, by their number in a clip."""
 FEWER_STEPS = (24, 16, 14, 12, 8)
 SHOWN_CLIPS = 4
 SHOWN_FRAMES = range(0, NUM_FRAMES, 2)
@@ -74,22 +76,19 @@ def brightness_centres(clips: Tensor) -> Tensor:
 def settings() -> dict[str, VideoLatentCacheConfig]:
     """What is compared: the numbers of key frames and last steps, then each part exchanged."""
     found = {}
-    for keys in (3, 4, 5, 6, 8):
+    for keys, interval in INTERVALS.items():
         for last in (4, 6, 8, 12):
-            config = replace(MAIN, key_frames=keys, refine_steps=last)
+            config = replace(MAIN, key_interval=interval, refine_steps=last)
             found[f"{keys} key frames, {last} last steps"] = config
     for last in (0, 4, 8):
         for way in ("slerp", "linear", "nearest"):
             config = replace(MAIN, refine_steps=last, interpolation=way)
             found[f"{way}, {last} last steps"] = config
     for keys in (4, 5):
-        config = replace(MAIN, key_frames=keys, finish_key_frames=True)
-        found[f"{keys} key frames finished"] = config
-        for first in (1, 2, 4):
-            config = replace(MAIN, key_frames=keys, choose="motion", motion_steps=first)
-            found[f"{keys} by motion after {first} steps"] = config
+        usual = replace(MAIN, key_interval=INTERVALS[keys])
+        found[f"{keys} key frames finished"] = replace(usual, finish_key_frames=True)
         for last, stride in ((6, 2), (6, 4), (8, 2)):
-            config = replace(MAIN, key_frames=keys, refine_steps=last, refine_stride=stride)
+            config = replace(usual, refine_steps=last, refine_stride=stride)
             found[f"{keys} key frames, {last} last steps of {stride}"] = config
     return found
 
@@ -98,11 +97,10 @@ def timed_settings() -> dict[str, VideoLatentCacheConfig]:
     """Those whose seconds are measured."""
     return {
         "5 key frames, 8 last steps": MAIN,
-        "4 key frames, 8 last steps": replace(MAIN, key_frames=4),
+        "4 key frames, 8 last steps": replace(MAIN, key_interval=5),
         "5 key frames finished": replace(MAIN, finish_key_frames=True),
-        "5 by motion after 2 steps": replace(MAIN, choose="motion"),
         "4 key frames, 6 last steps of 4": replace(
-            MAIN, key_frames=4, refine_steps=6, refine_stride=4
+            MAIN, key_interval=5, refine_steps=6, refine_stride=4
         ),
     }
 
@@ -153,7 +151,6 @@ def cached(pipeline: Any, task: Task, config: VideoLatentCacheConfig) -> tuple[T
         labels=task.labels,
         guidance_scale=task.guidance_scale,
     )
-    assert clips.images is not None
     return clips.images, clips.factor
 
 
@@ -187,7 +184,6 @@ def draw(path: Path, kept: dict[str, Tensor]) -> None:
     names = [
         "full",
         "5 key frames, 8 last steps",
-        "5 by motion after 2 steps",
         "4 key frames, 6 last steps of 4",
         "slerp, 0 last steps",
         "linear, 0 last steps",

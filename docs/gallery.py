@@ -54,7 +54,7 @@ def draw_images() -> None:
 
 def draw_clips(folder: Path) -> None:
     pipeline = open_pipeline(folder)
-    keys = VideoLatentCacheConfig(key_frames=4, refine_steps=8, finish_key_frames=False)
+    keys = VideoLatentCacheConfig(key_interval=5, refine_steps=8, finish_key_frames=False)
     ways: list[tuple[int, Config | None]] = [
         (32, None),
         (16, None),

@@ -190,7 +190,7 @@ def train_classifier(work: Path) -> Classifier:
 
 
 def distill_images(
-    work: Path, vae: Any, unet: Any, after: Callable[[Student], None] | None = None
+    work: Path, vae: Any, unet: Any, after: Callable[[Student], None] = lambda _: None
 ) -> Student:
     """The image model's student of four steps; `after` is called with that of each halving."""
     latents, labels = encoded_set(work / "images.latents", vae, image_drawer())

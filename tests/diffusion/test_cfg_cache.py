@@ -45,12 +45,9 @@ def run(pipeline: Any, steps: int = STEPS, seeds: tuple[int, ...] = (0, 1)) -> T
     kind = kind_of(pipeline)
     latent = kind.conditioning == "prompt"
     noise = draw_noise(kind, seeds, 4 if kind.video else None)
-    found = sample(
+    return sample(
         pipeline, noise, steps=steps, labels=[1] * len(seeds), guidance_scale=3.0, latent=latent
     )
-    result = found.latents if latent else found.images
-    assert result is not None
-    return result
 
 
 @cache

@@ -22,9 +22,7 @@ def images_of(name: str, count: int, steps: int) -> torch.Tensor:
     pipeline = open_pipeline(MODELS / name)
     labels = [number % 10 for number in range(count)]
     noise = draw_noise(kind_of(pipeline), range(count))
-    images = sample(pipeline, noise, steps=steps, labels=labels, guidance_scale=3.0).images
-    assert images is not None
-    return images
+    return sample(pipeline, noise, steps=steps, labels=labels, guidance_scale=3.0)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("images", 12), ("images-4-steps", 4)])

@@ -14,11 +14,13 @@ from forerun.diffusion.closed_forms import gaussian, mixture
 from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.proof import PLANTED, ProofTarget, SamplerProof, prove
-from forerun.diffusion.reflection import Coupling, chance_kept, couple
 from forerun.diffusion.settings import DraftKind
 from forerun.diffusion.speculative_sampling import (
+    Coupling,
     Draws,
     SpeculativeSamplingConfig,
+    chance_kept,
+    couple,
     sample_plainly,
     sample_speculatively,
 )
@@ -265,7 +267,7 @@ def test_the_denoiser_is_the_pipelines_own(make: Any, labels: list[int], scale: 
     """Steps without noise through our loop are the pipeline's own samples."""
     pipeline = make()
     noise = draw_noise(kind_of(pipeline), [0, 1])
-    expected = sample(pipeline, noise, steps=4, labels=labels, guidance_scale=scale).images
+    expected = sample(pipeline, noise, steps=4, labels=labels, guidance_scale=scale)
     network = GuidedDenoiser(pipeline, labels=labels, guidance_scale=scale)
     latents, rows = noise, torch.arange(2)
     pipeline.scheduler.set_timesteps(4)

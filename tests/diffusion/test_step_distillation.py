@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 from torch import Generator, Tensor
 
-from forerun.diffusion.ddim import Schedule
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.step_distillation import (
@@ -37,6 +36,12 @@ CONFIG = DistillationConfig(
 )
 
 
+UNFIT_SCHEDULERS: list[tuple[dict[str, Any], str]] = [
+    ({"timestep_spacing": "linspace"}, "timestep_spacing"),
+    ({"clip_sample": True}, "clip_sample"),
+]
+
+
 def examples(width: int = tiny.WIDTH) -> Examples:
     torch.manual_seed(0)
     return Examples(torch.randn(16, 4, 8, 8), torch.randn(16, 1, width))
@@ -44,11 +49,7 @@ def examples(width: int = tiny.WIDTH) -> Examples:
 
 def run(pipeline: Any, steps: int, scale: float) -> Tensor:
     noise = draw_noise(kind_of(pipeline), [0, 1])
-    found = sample(
-        pipeline, noise, steps=steps, labels=[1, 2], guidance_scale=scale, latent=True
-    ).latents
-    assert found is not None
-    return found
+    return sample(pipeline, noise, steps=steps, labels=[1, 2], guidance_scale=scale, latent=True)
 
 
 def test_examples_of_the_teachers_own_making_are_its_samples() -> None:
@@ -65,11 +66,8 @@ def test_examples_of_the_teachers_own_making_are_its_samples() -> None:
         sampled_examples(tiny.transformer_pipeline(), embeds)
 
 
-def halving(pipeline: Any, steps: int, guided_twice: bool = True) -> Halving:
-    schedule = Schedule.of(pipeline.scheduler)
-    return Halving(
-        pipeline, pipeline.unet, examples(), schedule, steps, CONFIG, guided_twice=guided_twice
-    )
+def halving(pipeline: Any, steps: int) -> Halving:
+    return Halving(pipeline, examples(), steps, CONFIG)
 
 
 @pytest.mark.parametrize("prediction", ["v_prediction", "epsilon"])
@@ -85,9 +83,9 @@ def test_the_target_lands_where_two_steps_of_the_pipeline_do(prediction: str) ->
     noise = draw_noise(kind_of(pipeline), [0, 1])
     embeds = torch.zeros(2, 1, tiny.WIDTH)
     embeds[[0, 1], 0, [1, 2]] = 1.0
-    times = torch.full((2,), 63)
-    target = stage.target(noise, times, embeds, torch.full((2,), 3.0))
-    landed = stage.schedule.step(noise, target, times, times - 64)
+    first = torch.zeros(2, dtype=torch.long)
+    target = stage.target(noise, first, embeds, torch.full((2,), 3.0))
+    landed = stage.own.mean(first, noise, target)
     torch.testing.assert_close(landed, run(pipeline, 2, 3.0), rtol=1e-3, atol=1e-3)
 
 
@@ -102,10 +100,10 @@ def test_a_student_that_hits_the_target_has_no_loss() -> None:
             # The scales are drawn after latents, times and noise; the batch's own target is found again.
             generator = Generator().manual_seed(7)
             _, embeds = stage.examples.draw(4, generator)
-            torch.randint(4, (4,), generator=generator)
+            steps = torch.randint(4, (4,), generator=generator)
             torch.randn(noisy.shape, generator=generator)
             scales = 1.0 + 2.0 * torch.rand(4, generator=generator)
-            found = stage.target(noisy, times, embeds, scales)
+            found = stage.target(noisy, steps, embeds, scales)
             return SimpleNamespace(sample=found)
 
     assert stage.loss(Perfect(), Generator().manual_seed(7)) == 0.0
@@ -171,6 +169,7 @@ def test_an_interrupted_distillation_ends_with_the_same_weights(tmp_path: Path) 
 def test_a_saved_student_is_an_ordinary_pipeline(tmp_path: Path) -> None:
     student = distill(tiny.unet_pipeline(), examples(), CONFIG, tmp_path / "work")
     assert student.approximate
+    (tmp_path / "student").mkdir()  # An empty folder is as good as none.
     save_student(student, tmp_path / "student")
     alone = StableDiffusionPipeline.from_pretrained(
         tmp_path / "student", text_encoder=None, tokenizer=None, low_cpu_mem_usage=False
@@ -187,6 +186,7 @@ def test_a_student_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(pipeline: Any, folder: Path) -> None:
+        folder.mkdir()
         (folder / "half").write_text("written")
         raise OSError("the disk is full")
 
@@ -205,12 +205,25 @@ def test_what_is_refused(tmp_path: Path) -> None:
         distill(pipeline, examples(width=5), CONFIG, tmp_path)
     with pytest.raises(ConfigError, match="48 steps do not divide"):
         distill(pipeline, examples(), replace(CONFIG, start_steps=48, end_steps=24), tmp_path)
-    wider = guided_copy(tiny.unet(cross_attention_dim=12))
-    with pytest.raises(ConfigError, match="cross_attention_dim is 12"):
-        distill(pipeline, examples(), CONFIG, tmp_path, student=wider)
-    with pytest.raises(ConfigError, match="time_cond_proj_dim"):
-        distill(pipeline, examples(), CONFIG, tmp_path, student=tiny.unet())
+    for changed, words in UNFIT_SCHEDULERS:
+        pipeline.scheduler = DDIMScheduler.from_config({**tiny.scheduler().config, **changed})
+        with pytest.raises(ConfigError, match=words):
+            distill(pipeline, examples(), CONFIG, tmp_path)
+    pipeline.scheduler = tiny.unguided_pipeline().scheduler
+    with pytest.raises(ConfigError, match="DDIMScheduler"):
+        distill(pipeline, examples(), CONFIG, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_make_errors_of_predictions_errors_of_the_clean_sample() -> None:
+    for prediction in ("v_prediction", "epsilon"):
+        pipeline = tiny.unet_pipeline(prediction)
+        stage = halving(pipeline, steps=8)
+        kept = pipeline.scheduler.alphas_cumprod[stage.own.timesteps][1:]
+        # An error of 1 in the prediction is one of sigma, or sigma / alpha, in the clean sample.
+        share = 1 - kept if prediction == "v_prediction" else (1 - kept) / kept
+        truncated = (kept / (1 - kept)).clamp_min(1.0)
+        torch.testing.assert_close(stage.weights[1:], truncated * share)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_training_lowers_the_loss_and_leaves_the_averaged_weights(tmp_path: Path
     trainer = AveragedTrainer(trained, loss, settings, tmp_path / "state.pt")
     trainer.run()
     assert loss(trained, Generator().manual_seed(9)).item() < before / 100
-    assert torch.equal(trained.weight, trainer.average["weight"])
+    assert torch.equal(trained.weight, trainer.average.shadow_params[0])
     assert not trained.training
 
 

@@ -29,9 +29,22 @@ SCHEDULERS: list[tuple[Any, float]] = [
     (DDIMScheduler(prediction_type="v_prediction", clip_sample=False), 0.4),
     (DDIMScheduler(set_alpha_to_one=False, timestep_spacing="trailing"), 0.7),
     (DDIMScheduler(prediction_type="sample", beta_schedule="squaredcos_cap_v2"), 0.7),
+    (DDIMScheduler(clip_sample=False, steps_offset=1), 0.0),
+    (
+        DDIMScheduler(
+            prediction_type="v_prediction", clip_sample=False, timestep_spacing="trailing"
+        ),
+        0.0,
+    ),
     (EulerAncestralDiscreteScheduler(), 0.0),
     (EulerAncestralDiscreteScheduler(prediction_type="v_prediction"), 0.0),
 ]
+
+
+def made(scheduler: Any, steps: int, eta: float) -> Transitions:
+    if isinstance(scheduler, DDIMScheduler) and not eta:
+        return Transitions.deterministic(scheduler, steps)
+    return Transitions.of(scheduler, steps, eta)
 
 
 def own_step(scheduler: Any, index: int, sample: Any, output: Any, eta: float, noise: Any) -> Any:
@@ -48,7 +61,7 @@ def own_step(scheduler: Any, index: int, sample: Any, output: Any, eta: float, n
 @pytest.mark.parametrize(("scheduler", "eta"), SCHEDULERS)
 @pytest.mark.parametrize("steps", [1, 7, 50])
 def test_steps_are_those_of_the_scheduler(scheduler: Any, eta: float, steps: int) -> None:
-    transitions = Transitions.of(scheduler, steps, eta)
+    transitions = made(scheduler, steps, eta)
     scheduler.set_timesteps(steps)
     assert len(transitions) == len(scheduler.timesteps) == steps
     generator = torch.Generator().manual_seed(0)
@@ -73,12 +86,17 @@ def test_steps_are_those_of_the_scheduler(scheduler: Any, eta: float, steps: int
 
 
 @pytest.mark.parametrize(("scheduler", "eta"), SCHEDULERS)
-def test_an_output_is_found_from_its_clean_sample(scheduler: Any, eta: float) -> None:
-    transitions = Transitions.of(scheduler, 9, eta)
+def test_an_output_is_found_from_its_clean_sample_and_from_its_mean(
+    scheduler: Any, eta: float
+) -> None:
+    transitions = made(scheduler, 9, eta)
     at = torch.arange(9)
     samples, outputs = torch.randn(2, 9, 5, dtype=torch.float64).unbind()
     clean = transitions.clean(at, samples, outputs)
     torch.testing.assert_close(transitions.output_for(at, samples, clean), outputs)
+    if transitions.clip is None:
+        means = transitions.mean(at, samples, outputs)
+        torch.testing.assert_close(transitions.output_to(at, samples, means), outputs)
 
 
 def test_the_scheduler_is_left_as_it_is() -> None:

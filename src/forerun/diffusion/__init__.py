@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
     from forerun.diffusion.proof import ProofTarget, SamplerProof, prove
-    from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import (
         Draws,
         SpeculativeSamplingConfig,
+        couple,
         sample_plainly,
         sample_speculatively,
     )

@@ -137,7 +137,6 @@ def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, 
         if job.eta:
             raise ConfigError("interpolating latents needs DDIM with eta 0; leave eta out.")
         clips = sample_clips(pipeline, noise, steps=job.steps, config=config, **job.conditions)
-        assert clips.images is not None
         return clips.images, False, {"passes": clips.passes, "full_passes": clips.full_passes}
     applied: Any = nullcontext()
     if isinstance(config, CFGCacheConfig):
@@ -149,9 +148,8 @@ def _run(pipeline: Any, job: Job, config: Config | None) -> tuple[Tensor, bool, 
         del conditions["guidance_scale"]
     draws = Draws.of(job.seeds, job.steps, shape) if is_stochastic(pipeline, job.eta) else None
     with applied, _steps_draw(pipeline, draws), _reported(pipeline):
-        made = sample(pipeline, noise, steps=job.steps, eta=job.eta, **conditions)
-    assert made.images is not None
-    return made.images, config is None, {}
+        images = sample(pipeline, noise, steps=job.steps, eta=job.eta, **conditions)
+    return images, config is None, {}
 
 
 @contextmanager

@@ -133,20 +133,6 @@ def draw_noise(kind: PipelineKind, seeds: Sequence[int], num_frames: int | None 
     return torch.cat([torch.randn(shape, generator=Generator().manual_seed(s)) for s in seeds])
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Samples made by a pipeline.
-
-    Args:
-        latents: latents after the last step, `[B, C, H, W]`, or clips `[B, C, F, H, W]`; `None` for
-            decoded samples.
-        images: images `[B, C, H, W]`, or clips `[B, F, C, H, W]`, in [0, 1]; `None` unless decoded.
-    """
-
-    latents: Tensor | None
-    images: Tensor | None
-
-
 @torch.no_grad()
 def sample(
     pipeline: Any,
@@ -160,8 +146,11 @@ def sample(
     eta: float = 0.0,
     generator: Generator | None = None,
     latent: bool = False,
-) -> Samples:
+) -> Tensor:
     """Run a pipeline's own loop from given noise.
+
+    Returns:
+        Images `[B, C, H, W]` or clips `[B, F, C, H, W]` in [0, 1]; latents of the noise's shape if asked.
 
     Args:
         pipeline: pipeline from diffusers.
@@ -199,8 +188,7 @@ def sample(
     _check_accepted(kind, arguments, accepted)
     with _given_noise(pipeline, None if "latents" in accepted else noise):
         output = pipeline(**arguments)[0]
-    result = torch.as_tensor(output)
-    return Samples(result, None) if latent else Samples(None, result)
+    return torch.as_tensor(output)
 
 
 def _condition_arguments(

@@ -10,8 +10,6 @@ StableDiffusionPipeline, in which `guidance_scale` has the same meaning as befor
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,15 +19,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from forerun.diffusion.ddim import Schedule
 from forerun.diffusion.loading import save_pipeline
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.training import AveragedTrainer, AveragedTraining
+from forerun.diffusion.transitions import Transitions
 from forerun.errors import ConfigError, TrainingError, UnsupportedModelError
 from forerun.progress import report
 
 GUIDANCE_WIDTH = 32
 """Width of the embedding that gives the guidance scale to the student."""
+# Upper bound of weights: where all is noise, a prediction of the noise says almost nothing.
+_MOST_WEIGHT = 100.0
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,16 @@ def sampled_examples(
     for first in range(0, len(prompt_embeds), batch_size):
         embeds = prompt_embeds[first : first + batch_size]
         noise = draw_noise(kind, range(seed + first, seed + first + len(embeds)))
-        found = sample(
-            pipeline,
-            noise,
-            steps=steps,
-            prompt_embeds=embeds,
-            guidance_scale=guidance_scale,
-            latent=True,
-        ).latents
-        assert found is not None
-        made.append(found)
+        made.append(
+            sample(
+                pipeline,
+                noise,
+                steps=steps,
+                prompt_embeds=embeds,
+                guidance_scale=guidance_scale,
+                latent=True,
+            )
+        )
         report("sampling examples", first + len(embeds), len(prompt_embeds))
     return Examples(torch.cat(made), prompt_embeds)
 
@@ -162,8 +162,7 @@ def distill(
     config: DistillationConfig,
     work: Path,
     *,
-    student: nn.Module | None = None,
-    after: Callable[[Student], None] | None = None,
+    after: Callable[[Student], None] = lambda _: None,
 ) -> Student:
     """Distill a pipeline to few steps.
 
@@ -173,116 +172,101 @@ def distill(
         config: settings of the distillation.
         work: folder with the state of each halving. A call with the same arguments resumes from it and ends
             with the same weights.
-        student: initial student, in place of a copy of the teacher; it must take a guidance scale.
         after: called with the student after each halving.
 
     Raises:
         UnsupportedModelError: for a pipeline that cannot be distilled.
-        ConfigError: for a number of steps that does not match the scheduler, or a student of another shape.
+        ConfigError: for a number of steps that does not match the scheduler, or examples of another shape.
         TrainingError: for a loss that is not finite, or a state of another run.
     """
     _check_teacher(pipeline)
-    schedule = Schedule.of(pipeline.scheduler)
-    for steps in (config.start_steps, *config.halvings()):
-        schedule.check_steps(steps)
+    _check_scheduler(pipeline.scheduler, config)
     _check_examples(pipeline.unet, examples)
-    if student is not None:
-        _check_student(pipeline.unet, student)
-    teacher: Any = pipeline.unet.eval().requires_grad_(False)
-    result = pipeline
+    student, training = Student(config.start_steps, pipeline), config.training
     for number, steps in enumerate(config.halvings()):
-        model = guided_copy(teacher) if student is None or number else student
-        model.requires_grad_(True)
-        guidance = teacher.config.get("time_cond_proj_dim") is None
-        stage = Halving(pipeline, teacher, examples, schedule, steps, config, guided_twice=guidance)
-        last = steps == config.end_steps
-        settings = replace(
-            config.training,
-            steps=config.training.steps * (config.final_factor if last else 1),
-            seed=config.training.seed + number,
-        )
+        teacher = student.pipeline.unet.eval().requires_grad_(False)
+        model = guided_copy(teacher).requires_grad_(True)
+        longer = config.final_factor if steps == config.end_steps else 1
         AveragedTrainer(
             model,
-            stage.loss,
-            settings,
+            Halving(student.pipeline, examples, steps, config).loss,
+            replace(training, steps=training.steps * longer, seed=training.seed + number),
             work / f"to-{steps}.pt",
             what=f"distilling to {steps} steps",
         ).run()
-        teacher = model.requires_grad_(False)
-        result = with_denoiser(pipeline, model)
-        if after is not None:
-            after(Student(steps, result))
-    return Student(config.end_steps, result)
+        student = Student(steps, with_denoiser(pipeline, model.requires_grad_(False)))
+        after(student)
+    return student
 
 
 class Halving:
-    """One halving: the teacher's result after two steps, and the student's loss against it."""
+    """One halving: the teacher's result after two steps, and the student's loss against it.
+
+    Args:
+        pipeline: teacher.
+        examples: examples to train on.
+        steps: number of the student's steps.
+        config: settings of the distillation.
+    """
 
     def __init__(
-        self,
-        pipeline: Any,
-        teacher: Any,
-        examples: Examples,
-        schedule: Schedule,
-        steps: int,
-        config: DistillationConfig,
-        *,
-        guided_twice: bool,
+        self, pipeline: Any, examples: Examples, steps: int, config: DistillationConfig
     ) -> None:
-        self.pipeline, self.teacher, self.examples = pipeline, teacher, examples
-        self.schedule, self.steps, self.config = schedule, steps, config
-        self.guided_twice = guided_twice
+        self.pipeline, self.teacher, self.examples = pipeline, pipeline.unet, examples
+        self.config, scheduler = config, pipeline.scheduler
+        self.own = Transitions.deterministic(scheduler, steps)
+        self.teachers = Transitions.deterministic(scheduler, 2 * steps)
+        kept = scheduler.alphas_cumprod[self.own.timesteps].double()
+        # The weighted error is the squared error of the clean sample times max(signal-to-noise ratio, 1).
+        weights = self.own.clean_from_output.square() * (kept / (1 - kept)).clamp(min=1.0)
+        self.weights = weights.clamp(max=_MOST_WEIGHT).float()
 
     def loss(self, student: Any, generator: Generator) -> Tensor:
         """Squared error of the student's prediction, with the paper's truncated weights."""
         count = self.config.batch_size
         latents, embeds = self.examples.draw(count, generator)
-        starts = self.schedule.timesteps(self.steps)
-        times = starts[torch.randint(len(starts), (count,), generator=generator)]
+        steps = torch.randint(len(self.own), (count,), generator=generator)
+        times = self.own.timesteps[steps]
         noise = torch.randn(latents.shape, generator=generator)
         low, high = self.config.guidance
         scales = low + (high - low) * torch.rand(count, generator=generator)
-        noisy = self.schedule.noisy(latents, noise, times)
-        target = self.target(noisy, times, embeds, scales)
-        predicted = student(
-            noisy, times, encoder_hidden_states=embeds, timestep_cond=self.told(student, scales)
-        ).sample
-        weights = self.schedule.weights(times)
-        errors: Tensor = weights.view(-1, 1, 1, 1) * (predicted - target).square()
+        noisy = self.pipeline.scheduler.add_noise(latents, noise, times)
+        target = self.target(noisy, steps, embeds, scales)
+        predicted = self._with_guidance(student, noisy, times, embeds, scales)
+        errors: Tensor = self.weights[steps].view(-1, 1, 1, 1) * (predicted - target).square()
         return errors.mean()
 
     @torch.no_grad()
-    def target(self, noisy: Tensor, times: Tensor, embeds: Tensor, scales: Tensor) -> Tensor:
+    def target(self, noisy: Tensor, steps: Tensor, embeds: Tensor, scales: Tensor) -> Tensor:
         """The prediction with which one step lands where two of the teacher's do, `[B, C, H, W]`."""
-        stride = self.schedule.stride(self.steps)
-        middle, end = times - stride // 2, times - stride
-        half = self.schedule.step(noisy, self.predict(noisy, times, embeds, scales), times, middle)
-        landed = self.schedule.step(half, self.predict(half, middle, embeds, scales), middle, end)
-        return self.schedule.prediction_to_land(noisy, landed, times, end)
+        samples = noisy
+        for at in (2 * steps, 2 * steps + 1):
+            predicted = self._teach(samples, self.teachers.timesteps[at], embeds, scales)
+            samples = self.teachers.mean(at, samples, predicted)
+        return self.own.output_to(steps, noisy, samples)
 
-    def predict(self, noisy: Tensor, times: Tensor, embeds: Tensor, scales: Tensor) -> Tensor:
+    def _teach(self, noisy: Tensor, times: Tensor, embeds: Tensor, scales: Tensor) -> Tensor:
         """The teacher's guided prediction."""
-        teacher = self.teacher
-        if not self.guided_twice:
-            told = self.told(teacher, scales)
-            found: Tensor = teacher(
-                noisy, times, encoder_hidden_states=embeds, timestep_cond=told
-            ).sample
-            return found
+        if self.teacher.config.get("time_cond_proj_dim") is not None:
+            return self._with_guidance(self.teacher, noisy, times, embeds, scales)
         both = torch.cat((self.examples.negative(len(noisy)), embeds))
-        unconditional, conditional = teacher(
+        unconditional, conditional = self.teacher(
             torch.cat((noisy, noisy)), torch.cat((times, times)), encoder_hidden_states=both
         ).sample.chunk(2)
         guided: Tensor = unconditional + scales.view(-1, 1, 1, 1) * (conditional - unconditional)
         return guided
 
-    def told(self, model: Any, scales: Tensor) -> Tensor:
-        """Embedding of guidance scales, as made by the pipeline itself."""
-        width = model.config.time_cond_proj_dim
-        embedding: Tensor = self.pipeline.get_guidance_scale_embedding(
-            scales - 1.0, embedding_dim=width
+    def _with_guidance(
+        self, model: Any, noisy: Tensor, times: Tensor, embeds: Tensor, scales: Tensor
+    ) -> Tensor:
+        """Prediction of a model that takes guidance scales, embedded as the pipeline itself does."""
+        scale = self.pipeline.get_guidance_scale_embedding(
+            scales - 1.0, embedding_dim=model.config.time_cond_proj_dim
         )
-        return embedding
+        found: Tensor = model(
+            noisy, times, encoder_hidden_states=embeds, timestep_cond=scale
+        ).sample
+        return found
 
 
 def guided_copy(unet: Any) -> Any:
@@ -299,10 +283,8 @@ def guided_copy(unet: Any) -> Any:
 
 def with_denoiser(pipeline: Any, unet: Any) -> Any:
     """A pipeline with another UNet in place of its own."""
-    parts = {**pipeline.components, "unet": unet}
-    kept = {name: pipeline.config[name] for name in ("requires_safety_checker",)}
-    made = type(pipeline)(**parts, **kept)
-    made.set_progress_bar_config(disable=True)
+    made = copy.copy(pipeline)
+    made.register_modules(unet=unet)
     return made
 
 
@@ -310,19 +292,15 @@ def save_student(student: Student, directory: Path) -> None:
     """Write a student as a pipeline directory, completely or not at all.
 
     Raises:
-        TrainingError: if the directory exists already.
+        TrainingError: if the directory exists already and is not empty.
     """
-    if directory.exists():
+    if directory.exists() and any(directory.iterdir()):
         raise TrainingError(f"{directory} exists already; remove it or name another.")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-    try:
-        save_pipeline(student.pipeline, temporary)
-        temporary.chmod(0o755)
-        os.replace(temporary, directory)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as folder:
+        made = Path(folder) / directory.name
+        save_pipeline(student.pipeline, made)
+        made.replace(directory)
 
 
 def _check_teacher(pipeline: Any) -> None:
@@ -335,6 +313,28 @@ def _check_teacher(pipeline: Any) -> None:
         )
 
 
+def _check_scheduler(scheduler: Any, config: DistillationConfig) -> None:
+    """Refuse a scheduler whose steps are not linear, or not among those of half as many."""
+    name, own = type(scheduler).__name__, scheduler.config
+    if name != "DDIMScheduler":
+        raise ConfigError(f"the scheduler must be DDIMScheduler, got {name}.")
+    if own.timestep_spacing not in ("trailing", "leading"):
+        raise ConfigError(
+            "the timesteps of half as many steps must be among those of all; set timestep_spacing to "
+            f"trailing or leading, not {own.timestep_spacing!r}."
+        )
+    if own.clip_sample or own.thresholding:
+        raise ConfigError(
+            "a scheduler that clips its samples is not linear; set clip_sample=False."
+        )
+    total = own.num_train_timesteps
+    if total % config.start_steps:
+        known = ", ".join(str(count) for count in range(1, total + 1) if total % count == 0)
+        raise ConfigError(
+            f"{config.start_steps} steps do not divide the scheduler's {total} timesteps; use {known}."
+        )
+
+
 def _check_examples(unet: Any, examples: Examples) -> None:
     config = unet.config
     if len(examples.latents) != len(examples.prompt_embeds) or not len(examples.latents):
@@ -344,19 +344,4 @@ def _check_examples(unet: Any, examples: Examples) -> None:
         raise ConfigError(
             f"examples have {channels} channels and embeddings of width {width}; the teacher takes "
             f"{config.in_channels} and {config.cross_attention_dim}."
-        )
-
-
-def _check_student(teacher: Any, student: Any) -> None:
-    """Refuse a student that does not take the teacher's latents, prompts or guidance."""
-    names = ("in_channels", "out_channels", "sample_size", "cross_attention_dim")
-    for name in names:
-        mine, other = student.config.get(name), teacher.config.get(name)
-        if mine != other:
-            raise ConfigError(
-                f"the student's {name} is {mine}, the teacher's {other}; use the same."
-            )
-    if student.config.get("time_cond_proj_dim") is None:
-        raise ConfigError(
-            f"the student takes no guidance scale; set its time_cond_proj_dim, such as {GUIDANCE_WIDTH}."
         )

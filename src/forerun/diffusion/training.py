@@ -11,11 +11,12 @@ import math
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.training_utils import EMAModel
 from torch import Generator, Tensor, nn
 
 from forerun.errors import ConfigError, TrainingError
@@ -38,8 +39,7 @@ class AveragedTraining:
         ema_decay: decay of the averaged weights; smaller at first, so that the average forgets the start.
         clip: largest norm of the gradient.
         seed: seed of all random numbers.
-        save_every_seconds: seconds between two saved states.
-        log_every_steps: steps between two lines of the log.
+        save_every_seconds: seconds between two saved states, and two lines of the log.
     """
 
     steps: int
@@ -49,7 +49,6 @@ class AveragedTraining:
     clip: float = 1.0
     seed: int = 0
     save_every_seconds: float = 60.0
-    log_every_steps: int = 50
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -89,13 +88,10 @@ class AveragedTrainer:
     ) -> None:
         self.model, self.loss, self.settings = model, loss, settings
         self.state, self.what = state, what
-        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.average: Any = EMAModel(self.parameters, decay=settings.ema_decay)
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=settings.learning_rate,
-            betas=(0.9, 0.99),
-            weight_decay=1e-4,
+            self.parameters, lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
         )
         self.step = 0
         if state.exists():
@@ -103,26 +99,17 @@ class AveragedTrainer:
 
     def run(self) -> None:
         """Train for the remaining steps, then put the averaged weights into the model."""
-        started = saved = time.monotonic()
-        first, total = self.step, 0.0
+        saved = time.monotonic()
         self.model.train()
         while self.step < self.settings.steps:
-            total += self._train_step()
+            loss = self._train_step()
             report(self.what, self.step, self.settings.steps)
-            if self.step % self.settings.log_every_steps == 0:
-                pace = (time.monotonic() - started) / (self.step - first)
-                mean = total / self.settings.log_every_steps
-                logger.info(
-                    "%s: step %d, loss %.5f, %.3f s a step", self.what, self.step, mean, pace
-                )
-                total = 0.0
             if time.monotonic() - saved > self.settings.save_every_seconds:
+                logger.info("%s: step %d, loss %.5f", self.what, self.step, loss)
                 self._save()
                 saved = time.monotonic()
         self._save()
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(self.average[name])
+        self.average.copy_to(self.parameters)
         self.model.eval()
 
     def _train_step(self) -> float:
@@ -131,7 +118,7 @@ class AveragedTrainer:
             group["lr"] = self.settings.rate(self.step)
         loss = self.loss(self.model, generator)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
             raise TrainingError(
                 f"{self.what}: the loss of step {self.step} is {loss.item()}, its gradient's norm "
@@ -139,26 +126,20 @@ class AveragedTrainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                self.average[name].lerp_(parameter, 1.0 - decay)
+        self.average.step(self.parameters)
         self.step += 1
         return float(loss.item())
 
     def _identity(self) -> dict[str, Any]:
-        shapes = {name: list(p.shape) for name, p in self.parameters.items()}
-        settings = asdict(self.settings)
-        for free in ("save_every_seconds", "log_every_steps"):
-            del settings[free]
-        return {"settings": settings, "shapes": shapes}
+        settings = replace(self.settings, save_every_seconds=0.0)
+        return {"settings": asdict(settings), "shapes": [list(p.shape) for p in self.parameters]}
 
     def _save(self) -> None:
         content = {
             "identity": self._identity(),
             "step": self.step,
-            "weights": {name: p.detach() for name, p in self.parameters.items()},
-            "average": self.average,
+            "weights": self.model.state_dict(),
+            "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         with atomic_path(self.state) as temporary:
@@ -178,8 +159,6 @@ class AveragedTrainer:
                 "use those, or remove it to begin anew."
             )
         self.step = content["step"]
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(content["weights"][name])
-        self.average = content["average"]
+        self.model.load_state_dict(content["weights"])
+        self.average.load_state_dict(content["average"])
         self.optimizer.load_state_dict(content["optimizer"])

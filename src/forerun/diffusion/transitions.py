@@ -66,7 +66,23 @@ class Transitions:
         name = type(scheduler).__name__
         if name not in STOCHASTIC:
             raise UnknownNameError("stochastic scheduler", name, STOCHASTIC)
-        own = copy.deepcopy(scheduler)
+        if name == "DDIMScheduler" and eta == 0:
+            raise ConfigError(
+                "DDIM with eta 0 is deterministic: without noise there is nothing to couple, and a draft is "
+                "right only where it is equal. Give an eta above 0, at most 1."
+            )
+        if name == "DDIMScheduler" and not 0.0 < eta <= 1.0:
+            raise ConfigError(f"eta is {eta:g}; give one above 0, at most 1.")
+        return cls._of(scheduler, num_steps, eta)
+
+    @classmethod
+    def deterministic(cls, scheduler: Any, num_steps: int) -> Transitions:
+        """The steps of DDIM with eta 0; raises as `of`."""
+        return cls._of(scheduler, num_steps, 0.0)
+
+    @classmethod
+    def _of(cls, scheduler: Any, num_steps: int, eta: float) -> Transitions:
+        own, name = copy.deepcopy(scheduler), type(scheduler).__name__
         if own.config.get("thresholding"):
             raise UnsupportedModelError(
                 f"{name} thresholds by the whole sample; only clipping is known."
@@ -126,6 +142,17 @@ class Transitions:
             steps, samples, self.from_clean, self.from_sample, self.from_output
         )
         return from_clean * clean + from_sample * samples + from_output * outputs
+
+    def output_to(self, steps: Tensor, samples: Tensor, means: Tensor) -> Tensor:
+        """Outputs of the network from which given means follow, unclipped: the inverse of `mean`."""
+        # Solved for the output directly, because the clean sample loses digits where all is noise.
+        from_sample, from_output = self._at(
+            steps,
+            samples,
+            self.from_clean * self.clean_from_sample + self.from_sample,
+            self.from_clean * self.clean_from_output + self.from_output,
+        )
+        return (means - from_sample * samples) / from_output
 
     def scaled(self, steps: Tensor, samples: Tensor) -> Tensor:
         """Samples scaled as the network takes them."""
@@ -201,13 +228,6 @@ def _ddpm(scheduler: Any) -> Transitions:
 
 
 def _ddim(scheduler: Any, eta: float) -> Transitions:
-    if eta == 0:
-        raise ConfigError(
-            "DDIM with eta 0 is deterministic: without noise there is nothing to couple, and a draft is "
-            "right only where it is equal. Give an eta above 0, at most 1."
-        )
-    if not 0.0 < eta <= 1.0:
-        raise ConfigError(f"eta is {eta:g}; give one above 0, at most 1.")
     times = scheduler.timesteps
     ends = times - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
     cumulated = scheduler.alphas_cumprod

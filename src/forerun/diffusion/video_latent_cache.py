@@ -10,26 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from forerun.diffusion.hooks import Wrapper, count_evaluations
-from forerun.diffusion.key_frames import (
-    fill_between,
-    frames_at,
-    key_frames_by_motion,
-    motion_of,
-    spaced_key_frames,
-    spread_key_frames,
-    with_frames,
-)
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
 from forerun.diffusion.settings import Interpolation, RefineSteps, StepInterval
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.options import options
+
+# Sine of the angle below which two directions count as parallel or opposite.
+_LEAST_SINE = 1e-4
 
 
 @options
@@ -37,11 +30,7 @@ class VideoLatentCacheConfig:
     """Settings of key frames, which are denoised fully, and of the frames between them.
 
     Args:
-        key_interval: every `key_interval`-th frame and the last are key frames. Give this or `key_frames`.
-        key_frames: number of key frames, including the first and the last frame.
-        choose: `fixed` spaces key frames evenly; `motion` chooses them in each clip so that about equal
-            motion lies between them.
-        motion_steps: steps that all frames take before key frames are chosen by motion.
+        key_interval: every `key_interval`-th frame and the last are key frames.
         interpolation: interpolation of the latents between key frames: `slerp` along the arc, `linear` along
             the line, or `nearest` for none.
         refine_steps: number of last steps that all frames take together; 0 leaves interpolated latents
@@ -52,42 +41,19 @@ class VideoLatentCacheConfig:
             interpolated; otherwise their predicted clean latents are interpolated.
 
     Raises:
-        ConfigError: for values out of range, or without a number of key frames.
+        ConfigError: for values out of range.
     """
 
-    key_interval: StepInterval | None = None
-    key_frames: Annotated[int, Field(ge=2)] | None = None
-    choose: Literal["fixed", "motion"] = "fixed"
-    motion_steps: StepInterval = 2
+    key_interval: StepInterval = 5
     interpolation: Interpolation = "slerp"
     refine_steps: RefineSteps = 8
     refine_stride: StepInterval = 1
     finish_key_frames: bool = True
 
-    def __post_init__(self) -> None:
-        if (self.key_interval is None) == (self.key_frames is None):
-            raise ConfigError("set either key_interval or key_frames.")
-
-    @property
-    def steps_of_all(self) -> int:
-        """Number of first steps that all frames take."""
-        return self.motion_steps if self.choose == "motion" else 0
-
     @property
     def refined_share(self) -> int:
         """Number of last steps of the schedule that refinement replaces."""
         return self.refine_steps * self.refine_stride
-
-    def fixed_key_frames(self, num_frames: int) -> Tensor:
-        """Evenly spaced key frames of a clip, `[K]`; key frames by motion are as many.
-
-        Raises:
-            ConfigError: for an interval longer than the clip, or more key frames than frames.
-        """
-        if self.key_interval is not None:
-            return spaced_key_frames(num_frames, self.key_interval)
-        assert self.key_frames is not None
-        return spread_key_frames(num_frames, self.key_frames)
 
     def check_steps(self, steps: int) -> None:
         """Check that a schedule of `steps` steps is long enough, and divisible by the stride.
@@ -99,27 +65,12 @@ class VideoLatentCacheConfig:
             raise ConfigError(
                 f"refine_stride must divide the {steps} steps, got {self.refine_stride}."
             )
-        if self.steps_of_all + self.refined_share >= steps:
-            before = f"motion_steps ({self.steps_of_all}) and " if self.steps_of_all else ""
+        if self.refined_share >= steps:
             times = f" times refine_stride ({self.refine_stride})" if self.refine_stride > 1 else ""
             raise ConfigError(
-                f"{before}refine_steps ({self.refine_steps}){times} must together be fewer than the {steps} "
-                "steps, or there are none for the key frames alone."
+                f"refine_steps ({self.refine_steps}){times} must be fewer than the {steps} steps, or there "
+                "are none for the key frames alone."
             )
-
-    def passes(self, num_frames: int, steps: int) -> int:
-        """Number of passes of the denoiser for one clip without guidance, as frames times steps.
-
-        Raises:
-            ConfigError: if the clip or the schedule is too short.
-        """
-        self.check_steps(steps)
-        keys = len(self.fixed_key_frames(num_frames))
-        all_frames, alone = self.steps_of_all, steps - self.steps_of_all
-        if keys < num_frames:
-            all_frames += self.refine_steps
-            alone -= 0 if self.finish_key_frames else self.refined_share
-        return num_frames * all_frames + keys * alone
 
 
 @dataclass(frozen=True)
@@ -128,14 +79,14 @@ class CachedClips:
 
     Args:
         latents: latents, `[B, C, F, H, W]`.
-        images: images in [0, 1], `[B, F, C, H, W]`; `None` unless decoded.
-        key_frames: key frames of each clip, ascending, `[B, K]`.
+        images: images in [0, 1], `[B, F, C, H, W]`.
+        key_frames: key frames of all clips, ascending, `[K]`.
         passes: passes of the denoiser: frames times steps, over all clips and both halves of guidance.
         full_passes: passes of the full sampler.
     """
 
     latents: Tensor
-    images: Tensor | None
+    images: Tensor
     key_frames: Tensor
     passes: int
     full_passes: int
@@ -149,19 +100,6 @@ class CachedClips:
         return self.full_passes / self.passes
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """Result of some steps of the schedule.
-
-    Args:
-        latents: latents after the last step.
-        clean: clean latents predicted at the last step.
-    """
-
-    latents: Tensor
-    clean: Tensor
-
-
 class _Sampler:
     """A pipeline's own loop over some of its schedule's steps."""
 
@@ -170,14 +108,13 @@ class _Sampler:
         self.timesteps: Tensor = pipeline.scheduler.timesteps
         self._clean = torch.empty(0)
 
-    def run(self, latents: Tensor, first: int, last: int) -> _Stretch:
-        """Take the steps from `first` up to, but not including, `last`."""
+    def run(self, latents: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Latents after steps `first` to `last` - 1, and the clean latents predicted at the last."""
         with self._stretch(first, last):
             found = sample(
                 self.pipeline, latents, steps=self.steps, latent=True, **self._conditions
-            ).latents
-        assert found is not None
-        return _Stretch(found, self._clean)
+            )
+        return found, self._clean
 
     def with_steps(self, steps: int) -> _Sampler:
         """A sampler of the same pipeline with another number of steps."""
@@ -186,9 +123,7 @@ class _Sampler:
     def decode(self, latents: Tensor) -> Tensor:
         """Decode clean latents to images, by the pipeline's loop without a step."""
         with self._stretch(self.steps, self.steps):
-            found = sample(self.pipeline, latents, steps=self.steps, **self._conditions).images
-        assert found is not None
-        return found
+            return sample(self.pipeline, latents, steps=self.steps, **self._conditions)
 
     def noisy(self, clean: Tensor, noise: Tensor, step: int) -> Tensor:
         """Clean latents with noise added, at the noise level at the beginning of a step."""
@@ -234,7 +169,6 @@ def sample_clips(
     prompt_embeds: Tensor | None = None,
     negative_prompt_embeds: Tensor | None = None,
     guidance_scale: float | None = None,
-    latent: bool = False,
 ) -> CachedClips:
     """Sample clips from given noise, most steps on key frames alone.
 
@@ -250,7 +184,6 @@ def sample_clips(
         prompt_embeds: prompt embeddings, in place of labels.
         negative_prompt_embeds: negative prompt embeddings for guidance.
         guidance_scale: guidance scale; 1 is no guidance, and the default is the pipeline's own.
-        latent: True to return latents without decoding them.
 
     Raises:
         ConfigError: for noise or a number of frames or steps that do not match, for a scheduler other than
@@ -274,7 +207,7 @@ def sample_clips(
     halves = 2 if pipeline.do_classifier_free_guidance else 1
     return CachedClips(
         latents=latents,
-        images=None if latent else sampler.decode(latents),
+        images=sampler.decode(latents),
         key_frames=keys,
         passes=counted.frames,
         full_passes=halves * count * frames * steps,
@@ -284,28 +217,92 @@ def sample_clips(
 def _denoise(
     sampler: _Sampler, noise: Tensor, config: VideoLatentCacheConfig
 ) -> tuple[Tensor, Tensor]:
-    """Denoise clips: the clean latents `[B, C, F, H, W]` and the key frames `[B, K]`."""
-    count, frames = noise.shape[0], noise.shape[2]
-    keys = config.fixed_key_frames(frames).expand(count, -1)
-    start = noise
-    if config.choose == "motion":
-        seen = sampler.run(noise, 0, config.motion_steps)
-        keys = key_frames_by_motion(motion_of(seen.clean), keys.shape[1])
-        start = seen.latents
+    """Denoise clips: the clean latents `[B, C, F, H, W]` and the key frames `[K]`."""
+    frames = noise.shape[2]
+    keys = spaced_key_frames(frames, config.key_interval)
     split = sampler.steps - config.refined_share
-    own = sampler.run(frames_at(start, keys), config.steps_of_all, split)
-    if keys.shape[1] == frames:
-        return sampler.run(own.latents, split, sampler.steps).latents, keys
-    clean = own.clean
+    own, clean = sampler.run(noise[:, :, keys], 0, split)
+    if len(keys) == frames:
+        return sampler.run(own, split, sampler.steps)[0], keys
     if config.finish_key_frames or not config.refine_steps:
-        clean = sampler.run(own.latents, split, sampler.steps).latents
-    filled = fill_between(clean, keys, frames, config.interpolation)
+        clean, _ = sampler.run(own, split, sampler.steps)
+    filled = fill_between(clean, keys, config.interpolation)
     if not config.refine_steps:
         return filled, keys
+    noisy = sampler.noisy(filled, noise, split)
     # Key frames continue from their own latents, which noise on their clean latents would not restore.
-    noisy = with_frames(sampler.noisy(filled, noise, split), keys, own.latents)
+    noisy[:, :, keys] = own
     coarse = sampler.with_steps(sampler.steps // config.refine_stride)
-    return coarse.run(noisy, split // config.refine_stride, coarse.steps).latents, keys
+    return coarse.run(noisy, split // config.refine_stride, coarse.steps)[0], keys
+
+
+def spaced_key_frames(num_frames: int, interval: int) -> Tensor:
+    """Key frames at every `interval`-th frame and at the last, ascending, `[K]`.
+
+    Raises:
+        ConfigError: for an interval longer than the clip.
+    """
+    if not 1 <= interval < num_frames:
+        raise ConfigError(
+            f"key_interval must lie in [1, {num_frames - 1}] for a clip of {num_frames} frames, "
+            f"got {interval}."
+        )
+    return torch.tensor([*range(0, num_frames - 1, interval), num_frames - 1])
+
+
+def fill_between(values: Tensor, keys: Tensor, how: Interpolation) -> Tensor:
+    """Interpolate whole clips from their key frames, by each frame's place in time.
+
+    Args:
+        values: values of the key frames, `[B, C, K, H, W]`.
+        keys: indices of the key frames, ascending from the first frame to the last, `[K]`.
+        how: `slerp` goes along the arc between two frames, each taken as one vector; `linear` goes along
+            the line; `nearest` repeats the nearer key frame, and half-way the later one.
+
+    Returns:
+        Clips `[B, C, F, H, W]` with unchanged key frames.
+    """
+    places = torch.arange(int(keys[-1]) + 1)
+    before = (torch.searchsorted(keys, places, right=True) - 1).clamp(max=len(keys) - 2)
+    start, end = keys[before], keys[before + 1]
+    weights = ((places - start) / (end - start)).to(values)
+    first, second = (values[:, :, index].transpose(1, 2) for index in (before, before + 1))
+    filled = _between(first.flatten(2), second.flatten(2), weights, how)
+    clips = filled.view(first.shape).transpose(1, 2)
+    clips[:, :, keys] = values
+    return clips
+
+
+def _between(first: Tensor, second: Tensor, weights: Tensor, how: Interpolation) -> Tensor:
+    if how == "nearest":
+        return torch.where(weights[..., None] < 0.5, first, second)
+    if how == "linear":
+        return torch.lerp(first, second, weights[..., None])
+    return slerp(first, second, weights)
+
+
+def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Interpolate spherically (Shoemake, SIGGRAPH 1985): direction and length both change evenly.
+
+    The middle of a line between two vectors is shorter than both, and latents that are too short are
+    denoised to pale pictures. The middle of the arc is not too short. Vectors without an arc between them
+    (parallel, opposite or zero) are interpolated linearly.
+
+    Args:
+        first, second: vectors `[..., n]`.
+        weights: weights `[...]`; 0 gives the first vector, 1 the second.
+    """
+    lengths = first.norm(dim=-1), second.norm(dim=-1)
+    product = (lengths[0] * lengths[1]).clamp_min(torch.finfo(first.dtype).tiny)
+    angle = ((first * second).sum(-1) / product).clamp(-1.0, 1.0).acos()
+    sine = angle.sin()
+    flat = (sine < _LEAST_SINE) | (lengths[0] == 0.0) | (lengths[1] == 0.0)
+    divisor = torch.where(flat, torch.ones_like(sine), sine)
+    shares = ((1.0 - weights) * angle).sin() / divisor, (weights * angle).sin() / divisor
+    length = torch.lerp(lengths[0], lengths[1], weights)
+    ratios = [length / one.clamp_min(torch.finfo(first.dtype).tiny) for one in lengths]
+    arc = (shares[0] * ratios[0])[..., None] * first + (shares[1] * ratios[1])[..., None] * second
+    return torch.where(flat[..., None], torch.lerp(first, second, weights[..., None]), arc)
 
 
 def _check_pipeline(pipeline: Any) -> None:

@@ -66,8 +66,7 @@ def run(request: DiffusionProofRequest) -> Result:
     import torch
 
     from forerun.diffusion.proof import PLANTED, prove
-    from forerun.diffusion.reflection import couple
-    from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
+    from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig, couple
 
     coupling = couple if request.plant is None else PLANTED[request.plant]
     config = SpeculativeSamplingConfig(request.num_draft_steps, coupling=coupling)

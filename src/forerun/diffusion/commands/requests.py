@@ -179,7 +179,7 @@ DRAFT: Any = Field(
 OWN: dict[str, tuple[str, ...]] = {
     "cfg_cache": ("cfg_interval", "cfg_drift_bound", "cfg_extrapolate"),
     "feature_cache": ("feature_interval",),
-    "key_frames": ("key_interval", "refine_steps", "refine_stride", "interpolation", "choose"),
+    "key_frames": ("key_interval", "refine_steps", "refine_stride", "interpolation"),
     "speculative": ("num_draft_steps", "draft"),
 }
 """Options of each method."""
@@ -222,9 +222,6 @@ class Methods:
     )
     interpolation: Interpolation = Field(
         default="slerp", description="key_frames: interpolation of the latents between key frames."
-    )
-    choose: Literal["fixed", "motion"] = Field(
-        default="fixed", description="key_frames: chosen evenly spaced, or by equal motion."
     )
     num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
     draft: DraftKind = DRAFT
