@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli
+from tests.helpers.gguf_files import write_model
 
 LONG = ("--temperature", "0", "--ignore-eos", "--max-tokens", "12000")
 
@@ -48,6 +51,73 @@ def test_answers_load_no_torch_and_no_other_command() -> None:
     assert done.stderr.splitlines().count("[]") == 9
     assert not [line for line in done.stderr.splitlines() if line.startswith("['")]
     assert "generate" in done.stdout
+
+
+GENERATES = """
+import subprocess, sys
+from forerun.cli.main import application
+
+try:
+    application.main(["generate", "-m", *sys.argv[1:]], prog_name="forerun")
+except SystemExit as end:
+    assert not end.code, end.code
+bare = [sys.executable, "-c", "import torch, sys; print(*sys.modules)"]
+by_torch = subprocess.run(bare, capture_output=True, text=True, check=True).stdout.split()
+stored = {name for name, module in sys.modules.items() if getattr(module, "__file__", None)}
+print(*(name for name in stored if name not in by_torch))
+"""
+# Beside the standard library and what `import torch` itself loads.
+PACKAGES = {
+    "forerun",
+    "tokenizers",
+    "jinja2",
+    "markupsafe",
+    "gguf",
+    "yaml",
+    "safetensors",
+    "psutil",
+}
+PACKAGES |= {
+    "numpy",
+    "click",
+    "rich",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_inspection",
+}
+ELSEWHERE = {
+    "bench",
+    "diffusion",
+    "export",
+    "hf",
+    "monitor",
+    "proof",
+    "simulation",
+    "testing",
+    "training",
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("template", [None, "{{ bos_token }}{{ messages[0].content }}"])
+def test_a_gguf_file_on_the_kernels_loads_what_it_needs(
+    template: str | None, tmp_path: Path
+) -> None:
+    """In particular neither transformers nor a part of torch that torch does not load by itself."""
+    file = tmp_path / "model.gguf"
+    more = {} if template is None else {"tokenizer.chat_template": template}
+    write_model(file, num_hidden_layers=1, metadata=more)
+    arguments = (str(file), "--prompt", "Hi", "--max-tokens", "2", "--temperature", "0")
+    done = subprocess.run(
+        [sys.executable, "-c", GENERATES, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    tops = {name.partition(".")[0] for name in loaded}
+    assert not {top for top in tops - PACKAGES - sys.stdlib_module_names if top[0] != "_"}
+    assert not [name for name in loaded if name.startswith("torch.")]
+    assert not ELSEWHERE & {name.split(".")[1] for name in loaded if name.startswith("forerun.")}
 
 
 @pytest.fixture

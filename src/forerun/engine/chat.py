@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError, shown
@@ -19,7 +21,7 @@ Message = Mapping[str, Any]
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Attribute of tokenizers that open conversations like any text, whatever the template writes.
 OPENS_CONVERSATIONS = "opens_conversations"
-# Named arguments of apply_chat_template that it passes on to the template.
+# Names that a template may be given without reading them by name.
 _LISTS = ("tools", "documents")
 _CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
 
@@ -64,6 +66,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, source: str) -> None:
         self.source = source
         self._tokenizer = tokenizer
+        self._special: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate | None:
@@ -80,7 +83,7 @@ class ChatTemplate:
                     "set tokenizer.chat_template to one of them."
                 )
             source = source["default"]
-        if source is None or not callable(getattr(tokenizer, "apply_chat_template", None)):
+        if source is None:
             return None
         if not isinstance(source, str):
             raise CheckpointError(
@@ -104,9 +107,8 @@ class ChatTemplate:
 
         # Jinja also reports names that every branch of a condition sets before they are read.
         names = meta.find_undeclared_variables(self._tree) & _read_before_set(self._tree)
-        special = set(getattr(self._tokenizer, "special_tokens_map", {}))
         tokens = {name for name in names if name.endswith("_token")}
-        return frozenset(names - _GIVEN - special - tokens - _FUNCTIONS)
+        return frozenset(names - _GIVEN - self._special.keys() - tokens - _FUNCTIONS)
 
     @cached_property
     def reads_parts(self) -> bool:
@@ -155,19 +157,19 @@ class ChatTemplate:
                 for message in conversation
             ]
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation,
-                chat_template=self.source,
-                tokenize=False,
+            tools = [_schema(tool) for tool in values.pop("tools", None) or ()] or None
+            given = {"tools": tools, "documents": None, **self._special, **values}
+            text: str = _compiled(self.source).render(
+                messages=[_with_reasoning(_plain(message)) for message in conversation],
                 add_generation_prompt=True,
-                **values,
+                **_plain(given),
             )
+            return text
         except TemplateSyntaxError as error:
             raise _not_valid(error) from error
         except Exception as error:
             # A template is a program and may raise any exception.
             raise PromptError(f"the chat template refuses the messages: {_line(error)}.") from error
-        return str(text)
 
     def encode(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
@@ -313,11 +315,45 @@ def _in_order(tree: nodes.Node) -> Iterator[nodes.Name]:
         yield from _in_order(child)
 
 
+def _plain(value: Any) -> Any:
+    """A copy of a value of plain types alone: a template must not reach the methods of other objects."""
+    return json.loads(json.dumps(value, default=_stand_in))
+
+
+def _stand_in(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"
+
+
+def _schema(tool: Any) -> Any:
+    """A tool's JSON schema; transformers makes that of a function."""
+    if not callable(tool):
+        return tool
+    from transformers.utils import get_json_schema
+
+    return get_json_schema(tool)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without empty entries, and with its reasoning under the names that templates read."""
+    filled = {name: value for name, value in message.items() if value is not None}
+    names = [name for name in ("reasoning_content", "thinking", "reasoning") if name in filled]
+    if not names:
+        return filled
+    return {"thinking": filled[names[0]], **filled, "reasoning_content": filled[names[0]]}
+
+
+@lru_cache
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
+
+
+@lru_cache
 def _environment() -> Any:
-    """Jinja with the tags that transformers adds, to find the names in a template."""
-    from jinja2 import Environment, nodes
+    """Jinja in a sandbox, with the tag, the functions and the filter that transformers adds."""
+    from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
         """The tag around the assistant's answers."""
@@ -329,4 +365,16 @@ def _environment() -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    return Environment(extensions=[Generation, LoopControlExtension])
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment

@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, pre_tokenizers
+
 from forerun.errors import CheckpointError
 from forerun.files import is_regular, size_text
 from forerun.models.config import one_line
@@ -50,12 +52,19 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
 
 
 def tokenizer_id(tokenizer: Any) -> str | None:
-    """Digest of everything a tokenizer of transformers does to text; None for a tokenizer of another kind."""
-    from transformers import PreTrainedTokenizerFast
-
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+    """Digest of everything a tokenizer of the library tokenizers does to text; None for another kind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
         return None
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return hashlib.sha256(backend.to_str().encode()).hexdigest()
+
+
+def byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte: itself if it is visible."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    visible = {letter for letter in letters if ord(letter) < 256}
+    others = iter(letters[len(visible) :])
+    return [chr(byte) if chr(byte) in visible else next(others) for byte in range(256)]
 
 
 def _check_file(path: Path) -> None:

@@ -61,6 +61,52 @@ def test_a_real_one_reads_as_transformers_does_but_for_digits_after_spaces() -> 
     assert opened.tokenizer.encode("  2 and   512: ") == [256, 34, 284, 333, 37, 33, 34, 42, 216]
 
 
+@pytest.mark.parametrize("way", ["gpt-2", "llama-bpe", "tekken", "qwen2"])
+def test_words_are_split_as_transformers_does(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    pairs = [
+        *("\u0120 t", "h e", "i n", "\u0120t he", "1 2", "12 3", "\u0120 1", "\u00ec \u013f"),
+        "' s",
+    ]
+    pairs += ["\u010a \u010a", "\u0120 \u0120", "a r", "= =", "\u0120 ="]
+    write_model(path, num_hidden_layers=1)
+    tokens: list[str] = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens[-len(pairs) :] = [pair.replace(" ", "") for pair in pairs]
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": pairs}
+    write_model(path, num_hidden_layers=1, metadata={**changed, "tokenizer.ggml.pre": way})
+    compare(path, opens=way in ("llama-bpe", "tekken"))
+
+
+def compare(path: Path, opens: bool) -> None:
+    """Compare the tokenizer of a file with the one that transformers makes of it."""
+    tokenizer = Checkpoint.open(path).tokenizer
+    theirs = PreTrainedTokenizerFast(name_or_path=str(path.parent), gguf_file=path.name)
+    first = [tokenizer.bos_token_id] if opens else []
+    for line in lines()[::100]:
+        ids = tokenizer.encode(line, add_special_tokens=False)
+        assert ids == theirs.encode(line, add_special_tokens=False)
+        assert tokenizer.decode(ids) == theirs.decode(ids)
+        assert tokenizer.encode(line) == first + ids
+
+
+def test_tokens_beside_the_text_are_whole_however_they_are_written(tmp_path: Path) -> None:
+    """As in the models of DeepSeek; transformers cuts them into bytes."""
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1)
+    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    tokens: list[str] = list(header.metadata["tokenizer.ggml.tokens"])
+    kinds: list[int] = list(header.metadata["tokenizer.ggml.token_type"])
+    tokens[-2:], kinds[-2:] = ["<\uff5cUser\uff5c>", "<my tool>"], [3, 4]
+    merges = {"tokenizer.ggml.merges": ["a b"]}
+    tokens[-3] = "ab"
+    changed = {**merges, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    write_model(path, num_hidden_layers=1, metadata=changed)
+    tokenizer = Checkpoint.open(path).tokenizer
+    ids = tokenizer.encode("a<\uff5cUser\uff5c><my tool>b")
+    assert ids[1:-1] == [len(tokens) - 2, len(tokens) - 1]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<my tool>b"
+
+
 def tokens_of(path: Path, text: str) -> list[str]:
     tokenizer = Checkpoint.open(path).tokenizer
     found: list[str] = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
@@ -171,6 +217,9 @@ def test_a_space_before_the_first_word(said: bool | None, first: str, tmp_path: 
     tokenizer = Checkpoint.open(path).tokenizer
     ids = tokenizer.encode("Hi Hi \u00e9")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Hi Hi \u00e9"
+    if said is not False:
+        # Of files that want no space, transformers adds one all the same.
+        compare(path, opens=True)
 
 
 def test_an_unknown_way_of_splitting_is_told(tmp_path: Path) -> None:
@@ -185,7 +234,9 @@ def test_an_unknown_way_of_splitting_is_told(tmp_path: Path) -> None:
 def test_a_file_without_one(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.model": "no_vocab"})
-    with pytest.raises(CheckpointError, match="has no tokenizer that transformers can read"):
+    with pytest.raises(
+        CheckpointError, match=r"has no tokenizer that can be read .*known are gpt2, llama"
+    ):
         _ = Checkpoint.open(path).tokenizer
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forerun.errors import IncompatibleDraftError
+from forerun.models.tokenizer import byte_letters
 
 # Least shared part of the smaller vocabulary: with less, the two were made for different languages.
 LEAST_OF_SMALLER = 1 / 4
@@ -146,7 +146,7 @@ def _reader(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
         # Without a decoder tokens are joined by spaces.
         return lambda token: f" {token}".encode()
     if "ByteLevel" in kinds:
-        alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        alphabet = {letter: byte for byte, letter in enumerate(byte_letters())}
 
         def from_alphabet(token: str) -> bytes:
             # Added tokens are not written in the alphabet; like its decoder, take them unchanged.

@@ -1,42 +1,230 @@
-"""The tokenizer in a GGUF file."""
+"""The tokenizer in a GGUF file, made without transformers, which would take as long to load as torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from forerun.errors import CheckpointError
 from forerun.models.config import one_line
 from forerun.models.gguf.header import GgufHeader
+from forerun.models.tokenizer import byte_letters
 
-# Ways of splitting a text into words, by llama.cpp's names. These split off every digit first and then
-# split as GPT-2 does. transformers (5.23) leaves out the first step, so `  2` would become other tokens
-# than in training.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Ways of splitting a text into words, by llama.cpp's names.
+_SPLITS = {
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3
+    ),
+    **dict.fromkeys(("midm-2.0", "lfm2", "jina-v5-nano", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
+    "tekken": _TEKKEN,
+}
+# These split off every digit first and then split as GPT-2 does.
 _DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # These keep a word that is a token, whatever its merges, and begin with BOS by default.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 _AS_GPT2 = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 
+# Types of tokens.
+_CONTROL, _USER_DEFINED = 3, 4
+_SPACE = "\u2581"
+_NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
-def read_gguf_tokenizer(header: GgufHeader) -> Any:
-    """The tokenizer of a file, made by transformers, with the model's own way of splitting words.
+
+class GgufTokenizer:
+    """A tokenizer with what engines ask of those of transformers; transformers is imported for the rest.
+
+    Args:
+        backend: the tokenizer itself.
+        named: special tokens by transformers' names, such as `bos_token`.
+        chat_template: template of conversations.
+    """
+
+    clean_up_tokenization_spaces = False
+    # llama.cpp adds a BOS to conversations as to any text; templates in such files write none.
+    opens_conversations = True
+
+    def __init__(self, backend: Tokenizer, named: dict[str, str], chat_template: Any) -> None:
+        self.backend_tokenizer, self.chat_template = backend, chat_template
+        self.special_tokens_map = named
+        for name in _NAMED:
+            text = named.get(f"{name}_token")
+            setattr(self, f"{name}_token", text)
+            setattr(self, f"{name}_token_id", None if text is None else backend.token_to_id(text))
+        self.added_tokens_decoder = backend.get_added_tokens_decoder()
+        special = {
+            n: token.content for n, token in self.added_tokens_decoder.items() if token.special
+        }
+        self.all_special_ids, self.all_special_tokens = list(special), list(special.values())
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self.backend_tokenizer.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+        return self.backend_tokenizer.decode(list(token_ids), skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids of all tokens by their text."""
+        return self.backend_tokenizer.get_vocab()
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.transformers(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "transformers":
+            raise AttributeError(name)
+        return getattr(self.transformers, name)
+
+    @cached_property
+    def transformers(self) -> Any:
+        """The tokenizer as a `PreTrainedTokenizerFast`."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self.backend_tokenizer,
+            chat_template=self.chat_template,
+            **self.special_tokens_map,
+        )
+
+
+def read_gguf_tokenizer(header: GgufHeader) -> GgufTokenizer:
+    """The tokenizer of a file.
 
     Raises:
-        CheckpointError: if the file has none that transformers can make.
+        CheckpointError: if the file has none that can be read.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    path = header.path
     _check_ids(header)
     try:
-        # `from_pretrained` would prefer a tokenizer.json that lies beside the file.
-        tokenizer = PreTrainedTokenizerFast(name_or_path=str(path.parent), gguf_file=path.name)
-        _complete(tokenizer, header)
+        return _read(header.metadata)
     except Exception as error:
+        # The metadata may lack anything or be of any type, and tokenizers raises bare exceptions.
         raise CheckpointError(
-            f"{path} has no tokenizer that transformers can read ({one_line(error)}); "
+            f"{header.path} has no tokenizer that can be read ({one_line(error)}); "
             "take the original checkpoint."
         ) from error
-    return tokenizer
+
+
+def _read(metadata: Mapping[str, Any]) -> GgufTokenizer:
+    own = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if own.get("model") not in builders:
+        raise ValueError(f"its kind is {own.get('model')!r}; known are {', '.join(builders)}")
+    backend = builders[own["model"]](own)
+    tokens = own["tokens"]
+    kinds = list(zip(tokens, own.get("token_type", ()), strict=False))
+    named = {
+        f"{name}_token": tokens[own[f"{key}_token_id"]]
+        for name, key in _NAMED.items()
+        if own.get(f"{key}_token_id") is not None
+    }
+    special = dict.fromkeys([text for text, kind in kinds if kind == _CONTROL] + [*named.values()])
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in special])
+    whole = [text for text, kind in kinds if kind == _USER_DEFINED and text not in special]
+    backend.add_tokens([AddedToken(text, normalized=False) for text in whole])
+    opens = own["model"] == "llama" or own.get("pre") in _WHOLE_WORDS
+    _enclose(
+        backend,
+        named.get("bos_token") if own.get("add_bos_token", opens) else None,
+        named.get("eos_token") if own.get("add_eos_token") else None,
+    )
+    return GgufTokenizer(backend, named, metadata.get("tokenizer.chat_template"))
+
+
+def _byte_level(own: Mapping[str, Any]) -> Tokenizer:
+    """Pairs of bytes, merged inside the words of a text."""
+    letters = byte_letters()
+    alphabet = set(letters)
+    # Tokens beside the text, such as <｜User｜>, are written as they are.
+    kinds = own.get("token_type", ())
+    beside = {n for n, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
+    vocab = {
+        token
+        if n in beside or alphabet.issuperset(token)
+        else "".join(letters[byte] for byte in token.encode()): n
+        for n, token in enumerate(own["tokens"])
+    }
+    name = own.get("pre", "default")
+    backend = Tokenizer(
+        models.BPE(
+            vocab,
+            [tuple(merge.split(" ")) for merge in own["merges"]],
+            ignore_merges=name in _WHOLE_WORDS,
+        )
+    )
+    first: list[Any] = []
+    if name in _SPLITS:
+        first = [pre_tokenizers.Split(Regex(_SPLITS[name]), "isolated")]
+    elif name in _DIGITS_FIRST:
+        first = [pre_tokenizers.Digits(individual_digits=True)]
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in _SPLITS)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, words])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(own: Mapping[str, Any]) -> Tokenizer:
+    """Pairs of characters, spaces among them, merged in the order of their scores."""
+    tokens = own["tokens"]
+    ids = {token: n for n, token in enumerate(tokens)}
+    merges = (
+        [tuple(merge.split(" ")) for merge in own["merges"]]
+        if "merges" in own
+        else _merges(ids, own["scores"])
+    )
+    backend = Tokenizer(models.BPE(ids, merges, fuse_unk=True, byte_fallback=True))
+    spaced = own.get("add_space_prefix", True)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        _SPACE, prepend_scheme="first" if spaced else "never", split=False
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1)] if spaced else steps)
+    return backend
+
+
+def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Pairs of tokens that make up another, the likeliest first."""
+    pairs = []
+    for token, n in ids.items():
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        found = [(left, right) for left, right in cuts if left in ids and right in ids]
+        found.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        pairs += [(-scores[n], -len(left), -len(right), left, right) for left, right in found]
+    pairs.sort(key=lambda pair: pair[:3])
+    return [(left, right) for *_, left, right in pairs]
+
+
+def _enclose(backend: Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Let texts begin and end with tokens, if they are given."""
+    single = " ".join([*filter(None, [bos]), "$A", *filter(None, [eos])])
+    backend.post_processor = processors.TemplateProcessing(
+        single=single,
+        special_tokens=[(text, backend.token_to_id(text)) for text in (bos, eos) if text],
+    )
 
 
 def _check_ids(header: GgufHeader) -> None:
@@ -55,50 +243,13 @@ def _check_ids(header: GgufHeader) -> None:
             )
 
 
-def _complete(tokenizer: Any, header: GgufHeader) -> None:
-    """Add the parts of a tokenizer that llama.cpp knows and transformers leaves out."""
-    from tokenizers import decoders, pre_tokenizers
-
-    # llama.cpp adds a BOS to conversations as to any text; templates in such files write none.
-    tokenizer.opens_conversations = True
-    backend, splitting = tokenizer.backend_tokenizer, _splitting(header)
-    if splitting in _DIGITS_FIRST:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-    if splitting in _WHOLE_WORDS:
-        backend.model.ignore_merges = True
-        if "tokenizer.ggml.add_bos_token" not in header.metadata:
-            tokenizer.add_bos_token = True
-    spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True)
-    if header.metadata.get("tokenizer.ggml.model") == "llama" and not spaced:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        backend.decoder = decoders.Sequence(
-            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-        )
-
-
 def tokenizer_notes(header: GgufHeader) -> tuple[str, ...]:
     """Notes for the user on how a text is split, one sentence each."""
-    from transformers.integrations import gguf
-
-    name = _splitting(header)
-    # The table has moved between versions of transformers.
-    table = getattr(gguf, "gguf_tokenizer_mapping", None)
-    known = getattr(table, "GGUF_PRE_TOKENIZER_SPLITS", {})
-    if name is None or name in (*_DIGITS_FIRST, *_AS_GPT2, *known):
+    name = header.metadata.get("tokenizer.ggml.pre", "default")
+    known = (*_DIGITS_FIRST, *_AS_GPT2, *_SPLITS)
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2" or name in known:
         return ()
     return (
         f"How its tokenizer splits words ({name}) is not known: it splits them as GPT-2 does, and some "
         "tokens may differ from those of training.",
     )
-
-
-def _splitting(header: GgufHeader) -> Any:
-    """Name of the way in which words are split; None for tokenizers that do not split first."""
-    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
-        return None
-    return header.metadata.get("tokenizer.ggml.pre", "default")
