@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_a_packaged_head_drafts_for_its_target(temperature: float) -> None:
     answer = engine.generate(QUESTION, params)
     assert answer.token_ids == plain.generate(QUESTION, params).token_ids
     assert answer.stats.num_accepted_tokens > 0
+
+
+@needs_smollm2
+def test_a_packaged_head_drafts_by_default_behind_looking_up(tmp_path: Path) -> None:
+    engine = load("smollm2", max_context=256)
+    assert engine.drafter is not None
+    assert [member.name for member in engine.drafter.members] == ["suffix", "eagle3"]
+    (tmp_path / "notes.txt").write_text("What is said here may be quoted.")
+    with_corpus = load("smollm2", {"corpus": [str(tmp_path)]}, max_context=256)
+    assert with_corpus.drafter is not None
+    assert [member.name for member in with_corpus.drafter.members] == ["suffix", "eagle3"]
 
 
 def test_there_is_no_head_for_other_models() -> None:

@@ -17,7 +17,7 @@ from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_names
 from forerun.engine.settings import check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
-from forerun.heads import kind_at
+from forerun.heads import HEADS, kind_at
 from forerun.options import Text, check
 
 if TYPE_CHECKING:
@@ -259,20 +259,27 @@ def _refuse_both(name: str, value: str, field: str, known: str | None) -> None:
 
 
 def default_method(model: str | None, target: str) -> str:
-    """The method if none is named: that of a named head, a draft model, or looking up (`suffix`).
+    """The method if none is named: that of a named head or draft model, or the best one known for the target.
 
-    A draft model is used if one is named or known for the target; looking up earlier text needs no
-    model.
+    Known are draft models of its family, and heads that come in packages, which draft where nothing
+    is found by looking up (`cascade`). For all other targets earlier text is looked up (`suffix`).
 
     Args:
         model: the draft model or head, if one is named.
         target: the target as the user named it.
     """
-    head = None if model is None else kind_at(model)
-    if head is not None:
-        return head
-    known = model is not None or target.rstrip("/") in KNOWN_DRAFTS
-    return "draft_model" if known else "suffix"
+    if model is not None:
+        return kind_at(model) or "draft_model"
+    if target.rstrip("/") in KNOWN_DRAFTS:
+        return "draft_model"
+    return "suffix" if known_head(target) is None else "cascade"
+
+
+def known_head(target: str) -> str | None:
+    """The kind of a head that comes in a package for a target; None if there is none."""
+    from forerun.models.zoo import packaged_head  # Here, because models load torch.
+
+    return next((kind for kind in HEADS if packaged_head(target, kind) is not None), None)
 
 
 def pick_method(
@@ -289,6 +296,8 @@ def pick_method(
         options: the given options.
     """
     method, own = default_method(model, target), dict(options)
+    if method == "cascade":
+        return method, {"cascade": (_LOOKING_UP, known_head(target)), **own}
     if "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
         return method, own
     last = _DRAFT_MODEL if method == "draft_model" else method
