@@ -59,38 +59,20 @@ class Phase:
 class WindowSettings(TrainingSettings):
     """Settings for training on windows of text."""
 
+    seed: int = 0
     batch_tokens: int = 8192
     micro_batch_tokens: int = 4096
     phases: tuple[Phase, ...] = (Phase(1.0, 256),)
 
 
-@dataclass(frozen=True)
-class WindowSource:
-    """A `Source` of windows for a `Trainer`; each micro-batch is [B, length + 1]."""
-
-    windows: Windows
-    settings: WindowSettings
-    device: torch.device
-
-    def step(self, progress: Spent, fraction: float) -> list[Tensor]:
-        """The micro-batches of the next step."""
-        settings = self.settings
-        window = next(phase.window for phase in settings.phases if fraction < phase.until)
-        rows = max(1, settings.batch_tokens // window)
-        batch = torch.from_numpy(self.windows.batch(progress.tokens, window, rows))
-        return list(
-            torch.split(batch.to(self.device), max(1, settings.micro_batch_tokens // window))
-        )
-
-
-def window_trainer(
+def train_on_windows(
     model: nn.Module,
     mean_loss: Callable[[nn.Module, Tensor], Tensor],
     windows: Windows,
     settings: WindowSettings,
     state: Path,
-) -> Trainer:
-    """A trainer on windows, given the mean loss of a micro-batch."""
+) -> Spent:
+    """Train on windows, given the mean loss of a micro-batch [B, length + 1]."""
     device = next(model.parameters()).device
 
     def loss(batch: Tensor) -> LossPart:
@@ -98,7 +80,13 @@ def window_trainer(
             total = mean_loss(model, batch) * len(batch)
         return LossPart(total, len(batch), len(batch) * (batch.shape[1] - 1))
 
-    return Trainer(model, loss, WindowSource(windows, settings, device), settings, state)
+    trainer = Trainer(model, loss, settings, state)
+    for fraction in trainer.budget():
+        window = next(phase.window for phase in settings.phases if fraction < phase.until)
+        rows = max(1, settings.batch_tokens // window)
+        batch = torch.from_numpy(windows.batch(trainer.progress.tokens, window, rows)).to(device)
+        trainer.step(torch.split(batch, max(1, settings.micro_batch_tokens // window)))
+    return trainer.progress
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

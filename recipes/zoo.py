@@ -35,7 +35,7 @@ from recipes.windows import (
     WindowSettings,
     distillation_loss,
     next_token_loss,
-    window_trainer,
+    train_on_windows,
 )
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def plain_loss(model: nn.Module, batch: Tensor) -> Tensor:
 def train_target(work: Path, corpus: Corpus, settings: WindowSettings, device: str) -> nn.Module:
     model = TARGET.build().to(device)
     windows = Windows(corpus.train, settings.seed)
-    window_trainer(model, plain_loss, windows, settings, work / "target.pt").run()
+    train_on_windows(model, plain_loss, windows, settings, work / "target.pt")
     return model
 
 
@@ -153,9 +153,7 @@ def train_draft(
     """Train the draft on the text first, which is cheap, then on the target's own distributions."""
     model = DRAFT.build().to(device)
     first, second = settings
-    window_trainer(
-        model, plain_loss, Windows(corpus.train, first.seed), first, work / "draft.pt"
-    ).run()
+    train_on_windows(model, plain_loss, Windows(corpus.train, first.seed), first, work / "draft.pt")
     target.eval().requires_grad_(False)
 
     def loss(student: nn.Module, batch: Tensor) -> Tensor:
@@ -165,7 +163,7 @@ def train_draft(
         return distillation_loss(logits, teacher_logits)
 
     windows = Windows(corpus.train, second.seed)
-    window_trainer(model, loss, windows, second, work / "distilled.pt").run()
+    train_on_windows(model, loss, windows, second, work / "distilled.pt")
     return model
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.training.records import RECORDS, Record
+from forerun.training.conversations import RECORDS, Record
 
 PART_BYTES = 16_000_000
 _LARGEST = np.iinfo(np.uint16).max

@@ -20,9 +20,9 @@ from forerun.errors import ConfigError
 from forerun.files import atomic_path, read_text, write_text
 from forerun.models.placement import Placement
 from forerun.options import pick
+from forerun.training.conversations import RECORDS
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Trainer
-from forerun.training.records import RECORDS
 from forerun.training.result import TrainingReport
 from forerun.training.settings import Eagle3Settings, HeadSettings
 
@@ -140,11 +140,11 @@ class TimedRun(DrafterRun):
         run = self.checkpoint.run_config(Placement("bf16", self._device, "torch"))
         return self.checkpoint.load(run)
 
-    def _watch(self, trainer: Trainer) -> bool:
+    def _ends(self, trainer: Trainer) -> bool:
         if self.output.left < _RESERVE * self.output.seconds:
             self.ended_by = "time"
             return True
-        return super()._watch(trainer)
+        return super()._ends(trainer)
 
     def _judge(self, trainer: Trainer) -> None:
         super()._judge(trainer)

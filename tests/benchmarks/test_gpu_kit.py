@@ -25,8 +25,7 @@ from benchmarks.gpu.tokens import pack, unpack
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.measure.ledger import Ledger
-from forerun.training.conversations import read_conversations
-from forerun.training.records import RECORDS, Record
+from forerun.training.conversations import RECORDS, Record, read_conversations
 from tests.helpers.documents import ROOT
 
 Rows = list[dict[str, Any]]
@@ -217,8 +216,7 @@ def test_packed_conversations_come_back(
         assert packed["tokens"].dtype == np.uint16
     assert unpack(files, tmp_path / "again.jsonl") == len(made)
     given, back = (
-        read_conversations([file], 65536, 1024).conversations
-        for file in (path, tmp_path / "again.jsonl")
+        read_conversations([file], 65536, 1024) for file in (path, tmp_path / "again.jsonl")
     )
     assert back == given
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.engine.engine import Engine
-from forerun.training.records import RECORDS
+from forerun.training.conversations import RECORDS
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 from tests.helpers.terminal import in_terminal

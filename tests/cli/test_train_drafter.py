@@ -127,7 +127,7 @@ def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_interrupted_training_says_how_it_goes_on(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(_: Trainer, fraction: float) -> int:
+    def stop(*_: object) -> int:
         raise KeyboardInterrupt
 
     args = command(cli, tmp_path, "--no-real-run")

@@ -17,7 +17,6 @@ from forerun.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from forerun.export.check import check_head
 from forerun.export.export import (
     LAYOUTS,
-    bytes_by_engine,
     describe,
     export_head,
     write_export,
@@ -178,8 +177,8 @@ UNFAITHFUL: dict[str, tuple[Make, str, str]] = {
         "embedding",
     ),
     "another-target": (lambda: eagle3_head(vocab_size=VOCAB), "eagle3", "vocab_size"),
-    "eagle3-as-dspark": (eagle3_head, "dspark", "cannot become DSpark"),
-    "dspark-as-eagle3": (dspark_head, "eagle3", "cannot become EAGLE-3"),
+    "eagle3-as-dspark": (eagle3_head, "dspark", "cannot become dspark"),
+    "dspark-as-eagle3": (dspark_head, "eagle3", "cannot become eagle3"),
     "medusa": (medusa_heads, "eagle3", "their own"),
 }
 
@@ -227,11 +226,14 @@ def test_nothing_is_written_over(verifier: VerifierModel, tmp_path: Path) -> Non
 
 def test_bytes_beside_what_each_engine_reads(verifier: VerifierModel) -> None:
     result = export_head(eagle3_head(), TARGET, "eagle3", verifier)
-    total = describe(result, "eagle3")["weight_bytes"]
+    described = describe(result, "eagle3")
+    total = described["weight_bytes"]
     assert total == sum(tensor.nbytes for tensor in result.tensors.values())
-    assert bytes_by_engine(result) == dict.fromkeys((VLLM, SGLANG, LLAMA_CPP), total - VOCAB)
+    read = dict.fromkeys((VLLM, SGLANG, LLAMA_CPP), total - VOCAB)
+    assert described["bytes_read"] == read
     full = with_tensors(dspark_head(), lm_head__weight=torch.ones(VOCAB, HIDDEN))
-    assert bytes_by_engine(full)[VLLM] - bytes_by_engine(full)[SGLANG] == 4 * VOCAB * HIDDEN
+    read = describe(full, "dspark")["bytes_read"]
+    assert read[VLLM] - read[SGLANG] == 4 * VOCAB * HIDDEN
 
 
 def test_a_head_is_read_from_its_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import forerun
 from forerun.models.config import as_transformers
 from recipes import zoo
 from recipes.corpus import read_modules
-from recipes.windows import Phase, Windows, window_trainer
+from recipes.windows import Phase, Windows, train_on_windows
 from recipes.zoo import DISTILLATION_SETTINGS, DRAFT_SETTINGS, TARGET_SETTINGS, Shape
 from tests.helpers.gguf_files import read_by_transformers
 
@@ -57,12 +58,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
         monkeypatch.setattr(zoo, name, settings)
 
 
-def test_the_recipe_learns_and_publishes_a_pair_that_loads(tiny: None, tmp_path: Path) -> None:
+def test_the_recipe_learns_and_publishes_a_pair_that_loads(
+    tiny: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     work, package = tmp_path / "work", tmp_path / "package"
     seconds = ["--target-seconds", "600", "--target-tokens", str(SETTINGS.max_tokens)]
     arguments = ["--work", str(work), "--publish", str(package), "--device", "cpu", *seconds]
-    zoo.main(arguments)
-    losses = [json.loads(line)["loss"] for line in (work / "target.jsonl").read_text().splitlines()]
+    with caplog.at_level(logging.INFO, "forerun.training.loop"):
+        zoo.main(arguments)
+    # The target is trained first.
+    losses = [float(text.split()[1]) for text in caplog.messages if text.startswith("loss ")][:12]
     assert losses[-1] < losses[0] - 0.5
     report = json.loads((package / "report.json").read_text())
     assert 0 < report["greedy"]["acceptance_rate"] <= 1
@@ -97,20 +102,23 @@ def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(
 ) -> None:
     corpus = zoo.prepare_corpus(tmp_path)
 
-    def train(state: Path, max_steps: int | None = None) -> dict[str, torch.Tensor]:
-        model = zoo.TARGET.build()
-        trainer = window_trainer(model, zoo.plain_loss, Windows(corpus.train, 0), SETTINGS, state)
-        if max_steps is not None:
-            for _ in range(max_steps):
-                tokens = trainer._step(trainer.progress.tokens / SETTINGS.max_tokens)
-                trainer.progress.tokens += tokens
-            trainer.save()
-        else:
-            trainer.run()
+    always = replace(SETTINGS, save_every_seconds=-1.0)
+
+    def train(state: Path, max_steps: int = 10**6) -> dict[str, torch.Tensor]:
+        model, calls = zoo.TARGET.build(), []
+
+        def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            calls.append(batch)
+            if len(calls) > max_steps:
+                raise KeyboardInterrupt
+            return zoo.plain_loss(model, batch)
+
+        train_on_windows(model, loss, Windows(corpus.train, 0), always, state)
         return model.state_dict()
 
     whole = train(tmp_path / "whole.pt")
-    train(tmp_path / "parts.pt", max_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "parts.pt", max_steps=5)
     resumed = train(tmp_path / "parts.pt")
     for name, tensor in whole.items():
         torch.testing.assert_close(tensor, resumed[name], rtol=0, atol=0)
@@ -119,7 +127,7 @@ def test_a_run_that_was_stopped_ends_where_one_that_was_not_does(
 def test_seconds_end_a_run_too(tiny: None, tmp_path: Path) -> None:
     corpus = zoo.prepare_corpus(tmp_path)
     hurried = replace(SETTINGS, max_seconds=1e-3)
-    trainer = window_trainer(
+    spent = train_on_windows(
         zoo.TARGET.build(), zoo.plain_loss, Windows(corpus.train, 0), hurried, tmp_path / "x.pt"
     )
-    assert trainer.run().steps == 1
+    assert spent.steps == 1

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.training.acceptance import Chains
-from forerun.training.calibration import calibrate, errors
+from forerun.training.acceptance import Chains, calibrate, errors
 
 PLANTED = ((0.5, -1.0), (2.0, 0.5), (1.0, 0.0))
 

@@ -40,10 +40,10 @@ def _written(path: Path, *lines: str) -> Path:
 @pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
 def test_what_is_too_long_or_hardly_answered_is_counted(tmp_path: Path, name: str) -> None:
     path = _written(tmp_path / name, _record(5, 10), _record(40, 12), _record(5, 3), _record(45, 8))
-    kept = read_conversations([path], VOCAB, 52)
-    assert [len(c) for c in kept.conversations] == [15, 52]
-    assert kept.conversations[0].category == "chat"
-    assert (kept.too_long, kept.too_short) == (1, 1)
+    kept, left_out = read_conversations([path], VOCAB, 52)
+    assert [len(conversation) for conversation in kept] == [15, 52]
+    assert kept[0].category == "chat"
+    assert left_out == {"too long": 1, "hardly answered": 1}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_file_is_read_while_it_grows(tmp_path: Path) -> None:
     path = _written(tmp_path / "data.jsonl", _record(5, 10), _record(5, 10, more=True))
     with path.open("a") as file:
         file.write('{"prompt_ids": [1')
-    assert len(read_conversations([path], VOCAB, 100).conversations) == 1
+    assert len(read_conversations([path], VOCAB, 100)[0]) == 1
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

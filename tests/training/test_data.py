@@ -14,8 +14,8 @@ from forerun.errors import ConfigError, ForerunError, PromptError, TrainingError
 from forerun.measure.questions import Question
 from forerun.progress import watched_by
 from forerun.testing import ToyModel
+from forerun.training.conversations import RECORDS, Record
 from forerun.training.data import DataRun, Summary
-from forerun.training.records import RECORDS, Record
 from forerun.training.settings import DataSettings
 from tests.helpers.toy_chat import END, MARKS, WORDS, toy_engine, toy_tokenizer
 

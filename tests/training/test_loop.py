@@ -15,7 +15,7 @@ from torch import nn
 from forerun.errors import TrainingError
 from forerun.training import drafter_run
 from forerun.training.loop import Trainer, learning_rate_factor
-from recipes.windows import Windows, WindowSettings, window_trainer
+from recipes.windows import Windows, WindowSettings, train_on_windows
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 
 
@@ -33,7 +33,7 @@ def test_a_state_of_another_recipe_is_refused(tmp_path: Path) -> None:
     settings = WindowSettings(max_tokens=1, max_seconds=1)
     model, windows = nn.Linear(2, 2), Windows(torch.zeros(9).numpy(), 0)
     with pytest.raises(TrainingError, match="does not belong to this recipe"):
-        window_trainer(model, lambda _, batch: batch.sum(), windows, settings, path)
+        train_on_windows(model, lambda _, batch: batch.sum(), windows, settings, path)
 
 
 def test_two_threads_make_the_steps_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

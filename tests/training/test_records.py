@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.measure.ledger import Ledger
-from forerun.training.records import RECORDS, Record
+from forerun.training.conversations import RECORDS, Record
 
 
 def record(item: int, **own: Any) -> Record:

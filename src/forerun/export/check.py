@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,6 @@ import torch
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
-from forerun.export.dspark_rules import dspark_rules
-from forerun.export.eagle3_rules import eagle3_rules
 from forerun.export.findings import (
     EVERY,
     VERSIONS,
@@ -23,17 +21,12 @@ from forerun.export.findings import (
     for_engines,
     note,
 )
-from forerun.export.head import DSPARK, EAGLE3, MEDUSA, PublishedHead, Target
+from forerun.export.head import MEDUSA, PublishedHead, Target
+from forerun.export.head_rules import RULES
 from forerun.export.layouts import VerifierModel
-from forerun.export.medusa_rules import medusa_rules
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
 from forerun.models import Checkpoint, Placement
 
-RULES: Mapping[str, Callable[[PublishedHead, Target], Iterator[Finding]]] = {
-    EAGLE3: eagle3_rules,
-    DSPARK: dspark_rules,
-    MEDUSA: medusa_rules,
-}
 QUESTION = "Why is the sky blue, and why are sunsets red?"
 
 

@@ -55,6 +55,10 @@ def export_head(
         raise UnsupportedModelError(
             f"{head.name} holds Medusa's heads, which have one layout, their own; copy the directory."
         )
+    if layout not in (head.kind, SPECULATORS):
+        raise UnsupportedModelError(
+            f"{head.name} is of kind {head.kind}, which cannot become {layout}; give --to {head.kind}."
+        )
     config, tensors = _MAKERS[layout](head, target, verifier)
     # Matrices in few bits are written in the type that they were read in.
     result = replace(head, config=config, tensors=tensors, weight_files=(), in_few_bits=False)
@@ -87,12 +91,13 @@ def write_export(head: PublishedHead, directory: Path, layout: str, source: str)
     write_head(directory, head.config, head.tensors, texts)
 
 
-def bytes_by_engine(head: PublishedHead) -> dict[str, int]:
-    """Bytes of a head's tensors that each engine reads; it skips the rest, or uses the target's."""
-    unread = {engine: {"t2d"} for engine in VERSIONS}
-    if head.kind == DSPARK:
-        unread[SGLANG] |= _LENT
-    return {engine: head.bytes_of(head.weights.keys() - unread[engine]) for engine in VERSIONS}
+def describe(head: PublishedHead, layout: str) -> dict[str, Any]:
+    """Bytes of an exported head, and of the part that each engine reads; the target lends it the rest."""
+    names = set(head.weights)
+    lent = _LENT if head.kind == DSPARK else set[str]()
+    unread = {engine: {"t2d"} | (lent if engine == SGLANG else set()) for engine in LAYOUTS[layout]}
+    read = {engine: head.bytes_of(names - own) for engine, own in unread.items()}
+    return {"weight_bytes": head.bytes_of(names), "bytes_read": read}
 
 
 def _card(head: PublishedHead, layout: str, source: str) -> str:
@@ -112,12 +117,3 @@ def _card(head: PublishedHead, layout: str, source: str) -> str:
             "of it, the Markov head has no bias for the other tokens: its rows are zero.",
         ]
     return "\n".join(lines) + "\n"
-
-
-def describe(head: PublishedHead, layout: str) -> dict[str, Any]:
-    """Bytes of an exported head, and the bytes that each engine reads."""
-    read = bytes_by_engine(head)
-    return {
-        "weight_bytes": head.bytes_of(set(head.weights)),
-        "bytes_read": {engine: read[engine] for engine in LAYOUTS[layout]},
-    }

@@ -118,7 +118,8 @@ def dspark_config(head: PublishedHead, target: Target, reading: DSparkReading) -
 
 def eagle3_layout(head: PublishedHead, target: Target, verifier: VerifierModel) -> Parts:
     """Config and tensors in SpecForge's layout."""
-    reading = _eagle3(head, target)
+    reading = reading_of(head, target)
+    assert isinstance(reading, Eagle3Reading)
     tensors = _with_vocabulary(head, reading.draft_ids, verifier)
     config = eagle3_config(head, target, reading)
     config["draft_vocab_size"] = len(tensors["d2t"])
@@ -135,7 +136,8 @@ def dspark_layout(head: PublishedHead, target: Target, _: VerifierModel) -> Part
     Raises:
         UnsupportedModelError: for a head with its own output head over a reduced vocabulary.
     """
-    reading, (drafted, vocab_size) = _dspark(head, target), draft_vocab_sizes(head)
+    reading, (drafted, vocab_size) = reading_of(head, target), draft_vocab_sizes(head)
+    assert isinstance(reading, DSparkReading)
     if drafted < vocab_size and "lm_head.weight" in head.weights:
         raise UnsupportedModelError(
             f"{head.name} cannot be exported faithfully: it has an output head of its own over "
@@ -213,24 +215,6 @@ def _method(kind: str, steps: int, verifier: VerifierModel) -> dict[str, Any]:
             "architectures": list(verifier.architectures),
         },
     }
-
-
-def _eagle3(head: PublishedHead, target: Target) -> Eagle3Reading:
-    reading = reading_of(head, target)
-    if not isinstance(reading, Eagle3Reading):
-        raise UnsupportedModelError(
-            f"{head.name} is a {head.kind} head, which cannot become EAGLE-3; give --to {head.kind}."
-        )
-    return reading
-
-
-def _dspark(head: PublishedHead, target: Target) -> DSparkReading:
-    reading = reading_of(head, target)
-    if not isinstance(reading, DSparkReading):
-        raise UnsupportedModelError(
-            f"{head.name} is an {head.kind} head, which cannot become DSpark; give --to {head.kind}."
-        )
-    return reading
 
 
 def _layers_config(

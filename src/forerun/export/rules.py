@@ -52,13 +52,8 @@ def common_rules(
 
 
 def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Iterator[Finding]:
-    for name, shape in {**required, **allowed}.items():
-        tensor = head.weights.get(name)
-        if tensor is not None and tuple(tensor.shape) != shape:
-            problem = (
-                f"{name} has the shape {list(tensor.shape)}, but the config implies {list(shape)}"
-            )
-            yield from error(EVERY, "shape", problem, f"correct the config, or save {name} again")
+    stored = {name: tuple(tensor.shape) for name, tensor in head.weights.items()}
+    yield from shape_rules(stored, {**required, **allowed})
     for name in sorted(required.keys() - head.weights.keys() - {"d2t"}):
         remedy, kept = "save it with the head", "and SGLang keeps what memory held without a word"
         yield from error((VLLM, LLAMA_CPP), "missing_tensor", f"{name} is missing", remedy)
@@ -68,6 +63,28 @@ def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Ite
         problem = f"{name} belongs to no part that {{engine}} builds, which"
         yield from error((VLLM, LLAMA_CPP), "unused_tensor", f"{problem} it refuses", remedy)
         yield from note(SGLANG, "unused_tensor", f"{problem} skips it without a word", remedy)
+
+
+def shape_rules(stored: Shapes, wanted: Shapes) -> Iterator[Finding]:
+    """Check the shapes of the tensors that a head has."""
+    for name, shape in wanted.items():
+        if stored.get(name, shape) != shape:
+            problem = (
+                f"{name} has the shape {list(stored[name])}, but the config implies {list(shape)}"
+            )
+            yield from error(EVERY, "shape", problem, f"correct the config, or save {name} again")
+
+
+def size_rules(target: Target, hidden_size: Any, vocab_size: int) -> Iterator[Finding]:
+    """Check that a head is for a target of these sizes."""
+    pairs = {
+        "hidden_size": (hidden_size, target.hidden_size),
+        "vocab_size": (vocab_size, target.vocab_size),
+    }
+    for what, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            problem = f"the head is for a target with {what} {ours}, but {target.name} has {theirs}"
+            yield from error(EVERY, what, problem, "take a head of this target")
 
 
 def value_rules(head: PublishedHead) -> Iterator[Finding]:
@@ -152,13 +169,7 @@ def _target_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     """Check that the head was made for this target."""
     hidden = head.layers.get("hidden_size")
     reads = head.config.get("target_hidden_size") or hidden
-    for what, ours, theirs in (
-        ("hidden_size", reads, target.hidden_size),
-        ("vocab_size", draft_vocab_sizes(head)[1], target.vocab_size),
-    ):
-        if ours != theirs:
-            problem = f"the head is for a target with {what} {ours}, but {target.name} has {theirs}"
-            yield from error(EVERY, what, problem, "take a head of this target")
+    yield from size_rules(target, reads, draft_vocab_sizes(head)[1])
     if hidden != reads and "embed_tokens.weight" not in head.weights:
         problem = (
             "the head's hidden size is not the target's, so it cannot read the target's embedding"

@@ -19,14 +19,16 @@ from forerun.engine.requests import Completion
 from forerun.errors import PromptError
 from forerun.measure.questions import Question
 from forerun.params import SamplingParams
+from forerun.training.conversations import Record
 from forerun.training.overlap import KeptOut, SeenPrompts, normalized
-from forerun.training.records import Record
 from forerun.training.settings import DataSettings
 
 # A request's seed is made of the settings' seed, the conversation's number and the part drawn.
 _ITEM_BITS, _PART_BITS = 32, 8
 # Placeholder for the user's text, at which the rendered template is cut.
 _MARK = "forerun-user-text"
+# Prompts that the model writes keep this most likely share.
+_PROMPT_TOP_P = 0.95
 # Minimum tokens that a base model writes of a text before its "answer" begins.
 _SHORTEST_TEXT = 8
 
@@ -178,8 +180,8 @@ class Answering:
             shortest = min(_SHORTEST_TEXT, most)
             most = shortest + item * 37 % (most - shortest + 1)
         return SamplingParams(
-            temperature=self._settings.prompt_temperature,
-            top_p=self._settings.prompt_top_p,
+            temperature=1.0,
+            top_p=_PROMPT_TOP_P,
             max_tokens=most,
             stop=self._opening.stop,
             stop_token_ids=self._opening.stop_token_ids,

@@ -1,20 +1,24 @@
-"""Conversations to train heads on: token ids, masks of the target's answers, and batches."""
+"""Conversations to train drafters on: their files, token ids, masks of the target's answers, and batches.
+
+A conversation is written as a whole, so that a file can be read while it grows, and continued.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
-from forerun.training.records import RECORDS, Record
+from forerun.measure.ledger import Format
 
 # Number of conversations sorted by length together, so that batches have little padding.
 POOL = 512
@@ -23,6 +27,70 @@ LEAST_ANSWER = 8
 LEAST_SHARE = 0.2
 # Small data has this share of its conversations held out, up to this number.
 FLOOR, FLOOR_SHARE = 100, 0.1
+# Fields that are left out of a line if they have their default.
+_OPTIONAL = ("turn", "more", "skipped")
+# Fields that a file made by others may lack.
+_USUAL = {
+    **dict.fromkeys(("source", "category", "finish", "prompt", "answer"), ""),
+    "temperature": 1.0,
+    "seed": 0,
+    "item": 0,
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """An answer with its prompt.
+
+    Args:
+        source: file of the question, or `magpie` (`sampled` for a base model) if the model wrote it.
+        category: category of the question.
+        prompt_ids, answer_ids: token ids as they were run, with the template's tokens and the end of the
+            answer.
+        temperature: temperature of the answer; 0 for greedy.
+        finish: finish reason: `stop`, or `length` for an answer that was cut.
+        seed: seed of the request.
+        prompt, answer: text of the user and text of the answer.
+        item: number of the conversation, skipped ones counted.
+        turn: turn of the conversation, from 0.
+        more: True if the conversation continues with the next record.
+        skipped: number of conversations skipped since the last record, by reason.
+    """
+
+    source: str
+    category: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    temperature: float
+    finish: str
+    seed: int
+    prompt: str
+    answer: str
+    item: int
+    turn: int = 0
+    more: bool = False
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+def _content(record: Record) -> dict[str, Any]:
+    """Fields of a record, without optional ones that have their default."""
+    content = vars(record)
+    return {
+        each.name: content[each.name]
+        for each in fields(record)
+        if not (each.name in _OPTIONAL and not content[each.name])
+    }
+
+
+RECORDS = Format(
+    mark="forerun_data",
+    version=1,
+    command="forerun train data",
+    error=TrainingError,
+    content=_content,
+    parse=lambda content: Record(**{**_USUAL, **content}),
+)
+"""Format of the files; the header holds the settings of the run."""
 
 
 @dataclass(frozen=True)
@@ -80,53 +148,43 @@ class ExampleBatch:
         return sum(map(len, self.conversations))
 
 
-@dataclass(frozen=True)
-class ReadExamples:
-    """Conversations kept by reading, and the numbers of those left out."""
-
-    conversations: list[Example]
-    too_long: int = 0
-    too_short: int = 0
-
-
 def read_conversations(
     paths: Sequence[str | Path], vocab_size: int, max_tokens: int
-) -> ReadExamples:
-    """Read conversations that `forerun train data` wrote.
+) -> tuple[list[Example], dict[str, int]]:
+    """Read conversations that `forerun train data` wrote, and count those that are left out.
 
     Args:
         paths: files of JSON lines, also gzipped.
         vocab_size: the target's vocabulary size; ids lie below it.
-        max_tokens: most tokens of prompt and answer; longer conversations are left out and counted.
+        max_tokens: most tokens of prompt and answer; longer conversations are left out.
 
     Raises:
         TrainingError: for a file that cannot be read or has other content, and if no conversation is
             left to train on.
     """
     kept: list[Example] = []
-    too_long = too_short = 0
+    left_out = {"too long": 0, "hardly answered": 0}
     for path in paths:
         # Line 1 holds the settings.
         for number, record in enumerate(RECORDS.read(path), start=2):
             conversation = _conversation(record, f"{printable(path)}, line {number}", vocab_size)
             answer = len(conversation.answer_ids)
             if len(conversation) > max_tokens:
-                too_long += 1
+                left_out["too long"] += 1
             elif answer < max(LEAST_ANSWER, LEAST_SHARE * len(conversation.prompt_ids)):
-                too_short += 1
+                left_out["hardly answered"] += 1
             else:
                 kept.append(conversation)
-    if not kept and not too_long + too_short:
-        raise TrainingError(
-            f"{', '.join(map(printable, paths))}: no conversation is there; make some with "
-            "'forerun train data'."
-        )
     if not kept:
-        raise TrainingError(
-            f"no conversation is left to train on: {too_long} are longer than {max_tokens} tokens and "
-            f"{too_short} have hardly an answer; make more with 'forerun train data'."
-        )
-    return ReadExamples(kept, too_long, too_short)
+        reason = "no conversation is there"
+        if any(left_out.values()):
+            reason = (
+                f"no conversation is left to train on: {left_out['too long']} are longer than "
+                f"{max_tokens} tokens and {left_out['hardly answered']} have hardly an answer"
+            )
+        names = ", ".join(map(printable, paths))
+        raise TrainingError(f"{names}: {reason}; make more with 'forerun train data'.")
+    return kept, left_out
 
 
 def _conversation(record: Record, where: str, vocab_size: int) -> Example:

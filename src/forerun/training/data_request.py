@@ -17,7 +17,6 @@ from forerun.measure.questions import FILES
 from forerun.options import FileName, option, options, part
 from forerun.progress import Watch, say, watched_by, watching
 from forerun.report.result import Result
-from forerun.training.records import RECORDS
 from forerun.training.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -113,6 +112,8 @@ def data_of(model: str, threads: int | None) -> str:
 
 
 def _refuse_other_model(file: str, model: str) -> None:
+    from forerun.training.conversations import RECORDS
+
     header = RECORDS.read_header(file)
     written = header.get("model", model)
     if written != model:

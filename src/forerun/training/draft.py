@@ -29,10 +29,9 @@ from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.compiled import in_bf16
 from forerun.training.objective import Continuations, Drafts, Objective
-from forerun.training.published import DEVIATION, PublishedModule, hang
 from forerun.training.settings import DraftSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import Untrained, layer_config
+from forerun.training.untrained import DEVIATION, PublishedModule, Untrained, hang, layer_config
 
 EMBEDDING = "model.embed_tokens.weight"
 _PREFIX = "model."

@@ -22,8 +22,7 @@ from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, open
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.progress import say
-from forerun.training.acceptance import AcceptanceTable
-from forerun.training.calibration import calibrate
+from forerun.training.acceptance import AcceptanceTable, calibrate
 from forerun.training.conversations import (
     BatchStream,
     Example,
@@ -100,8 +99,8 @@ class DrafterRun:
         self.kind = METHODS.get(kind, kind)
         summary = self.checkpoint.summary
         longest = min(settings.max_length, summary.max_context)
-        kept = read_conversations(data, summary.vocab_size, longest)
-        train, self.held = held_out(kept.conversations, settings.seed)
+        kept, left_out = read_conversations(data, summary.vocab_size, longest)
+        train, self.held = held_out(kept, settings.seed)
         self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
@@ -114,12 +113,7 @@ class DrafterRun:
             take_weights(self.head, earlier)
             self._begun_tokens = tokens_of(earlier)
         self.head.module.to(self.target.device)
-        counts = {
-            "trained on": len(train),
-            "held out": len(self.held),
-            "too long": kept.too_long,
-            "hardly answered": kept.too_short,
-        }
+        counts = {"trained on": len(train), "held out": len(self.held), **left_out}
         self.report, self._due = TrainingReport(counts, *self.head.weight_bytes()), 0.0
 
     def run(self, end: FinishSettings | None = None) -> TrainingReport:
@@ -147,12 +141,10 @@ class DrafterRun:
         trainer = Trainer(
             self.head.module,
             self.head.objective,
-            self,
             self._training_settings(),
             state,
             recipe=self._fixed_recipe(),
             threads=self._threads,
-            watch=self._watch,
         )
         self.report.resume(trainer.notes)
         self._announce()
@@ -161,7 +153,10 @@ class DrafterRun:
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
         curve = self.report.curve
         if not curve or self.report.stale < self.settings.patience:
-            trainer.run()
+            for _ in trainer.budget():
+                trainer.step(self._batches(trainer.progress.steps))
+                if self._ends(trainer):
+                    break
         if not curve or curve[-1].progress.tokens != trainer.progress.tokens:
             self._judge(trainer)
         return trainer
@@ -175,12 +170,13 @@ class DrafterRun:
             f"the best weights so far are in {self.out}"
         )
 
-    def step(self, progress: Spent, fraction: float) -> list[ExampleBatch]:
-        """The micro-batches of the next step; see `loop.BatchSource`."""
+    def _batches(self, step: int) -> list[ExampleBatch]:
+        """The micro-batches of a step."""
         count = self.settings.micro_batches
-        return [self.stream.batch(progress.steps * count + i) for i in range(count)]
+        return [self.stream.batch(step * count + i) for i in range(count)]
 
-    def _watch(self, trainer: Trainer) -> bool:
+    def _ends(self, trainer: Trainer) -> bool:
+        """Validate when it is time; True if the patience is spent."""
         if trainer.progress.seconds < self._due:
             return False
         self._due = trainer.progress.seconds + 60 * self.settings.validate_minutes
@@ -322,16 +318,9 @@ class DrafterRun:
 
     def _training_settings(self) -> TrainingSettings:
         own = self.settings
-        return TrainingSettings(
-            max_tokens=own.tokens or _UNLIMITED,
-            max_seconds=60 * own.minutes,
-            matrix_learning_rate=own.matrix_learning_rate,
-            learning_rate=own.learning_rate,
-            weight_decay=0.0,
-            warmup=0.02,
-            decay=0.3,
-            seed=own.seed,
-        )
+        budget = (own.tokens or _UNLIMITED, 60 * own.minutes)
+        rates = (own.matrix_learning_rate, own.learning_rate)
+        return TrainingSettings(*budget, *rates, weight_decay=0.0, decay=0.3)
 
     def _recipe_facts(self) -> dict[str, Any]:
         return {"method": self.kind, "settings": asdict(self.settings), "head": asdict(self.own)}

@@ -13,10 +13,9 @@ from forerun.heads.dspark import DSparkConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
 from forerun.training.objective import Continuations, Drafts, Objective
-from forerun.training.published import PublishedModule, attend
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import Untrained, layer_config, output_rows
+from forerun.training.untrained import PublishedModule, Untrained, attend, layer_config, output_rows
 
 
 class DSparkModule(PublishedModule):

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError, TrainingError
+from forerun.errors import ConfigError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
 from forerun.training.objective import Continuations, Drafts, Objective, at
-from forerun.training.published import PublishedModule
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import Untrained, layer_config, output_rows
+from forerun.training.untrained import PublishedModule, Untrained, layer_config, output_rows
 
 STEPS = 5
 
@@ -33,21 +32,22 @@ class Eagle3Module(PublishedModule):
     Args:
         config: config of the head, with one layer and without `regression`.
         lm_head: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size]; they
-            are the head's initial output rows.
-        trains_output: True to train the output rows too, which about doubles the time.
+            are the head's output rows, which are not trained.
 
     Raises:
         ConfigError: for a config that forerun can read but not train.
     """
 
-    def __init__(
-        self, config: Eagle3Config, lm_head: Tensor, *, trains_output: bool = False
-    ) -> None:
-        refuse_untrained(config)
+    def __init__(self, config: Eagle3Config, lm_head: Tensor) -> None:
+        layers = config.layers
+        if config.regression or layers.num_layers != 1 or layers.windows != (None,):
+            raise ConfigError(
+                "EAGLE-3 heads of one layer without a sliding window are trained; others are read as they "
+                "were published."
+            )
         shapes = {name: shape for name, shape in config.shapes().items() if name != "d2t"}
-        super().__init__(config.layers, shapes, {"lm_head.weight": lm_head})
+        super().__init__(layers, shapes, {"lm_head.weight": lm_head})
         self.config = config
-        self.get_parameter("lm_head.weight").requires_grad_(trains_output)
         if config.target_hidden_size == config.layers.hidden_size:
             with torch.no_grad():
                 # At first the residual is the highest state, which the output head reads best.
@@ -150,20 +150,6 @@ def attend_drafts(
     return mixed.transpose(1, 2).flatten(2)
 
 
-def refuse_untrained(config: Eagle3Config) -> None:
-    """Refuse the config of a head that forerun can read but not train.
-
-    Raises:
-        ConfigError: for more than one layer, a sliding window, or an older generation of EAGLE.
-    """
-    layers = config.layers
-    if config.regression or layers.num_layers != 1 or layers.windows != (None,):
-        raise ConfigError(
-            "EAGLE-3 heads of one layer without a sliding window are trained; others are read as they "
-            "were published."
-        )
-
-
 class Eagle3Objective(Objective):
     """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows.
 
@@ -204,22 +190,12 @@ class Eagle3Objective(Objective):
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
-    """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
-
-    Raises:
-        TrainingError: if the number of key heads does not divide the number of query heads.
-    """
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
     layers = layer_config(target, checkpoint)
-    queries = layers["num_attention_heads"]
-    # Drafted tokens reach the state through values alone, so by default values are as wide as the state.
-    keys = own.key_heads or queries
-    if queries % keys:
-        raise TrainingError(
-            f"key_heads is {keys}; it must divide the {queries} heads of the queries."
-        )
     config = {
         **layers,
-        "num_key_value_heads": keys,
+        # Drafted tokens reach the state through values alone, so values are as wide as the state.
+        "num_key_value_heads": layers["num_attention_heads"],
         "intermediate_size": own.intermediate_size or layers["intermediate_size"],
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -14,10 +14,9 @@ from forerun.errors import TrainingError
 from forerun.heads.layer_skip import ARCHITECTURE, LayerSkipConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.draft import TextObjective
-from forerun.training.published import PublishedModule
 from forerun.training.settings import LayerSkipSettings
 from forerun.training.target import Teacher
-from forerun.training.untrained import Untrained, layer_config, output_rows
+from forerun.training.untrained import PublishedModule, Untrained, layer_config, output_rows
 
 
 class LayerSkipModule(PublishedModule):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,6 @@ class TrainingSettings:
     warmup: float = 0.02
     decay: float = 0.98
     clip: float = 1.0
-    seed: int = 0
     save_every_seconds: float = 300.0
     log_every_steps: int = 10
 
@@ -78,13 +77,6 @@ class Spent:
 
     def fraction(self, settings: TrainingSettings) -> float:
         return max(self.tokens / settings.max_tokens, self.seconds / settings.max_seconds)
-
-
-class BatchSource(Protocol):
-    """A source of micro-batches that depends on the progress alone, so that a run can resume."""
-
-    def step(self, progress: Spent, fraction: float) -> Sequence[Any]:
-        """The micro-batches of the next step."""
 
 
 def learning_rate_factor(fraction: float, warmup: float, decay: float | None = None) -> float:
@@ -120,17 +112,15 @@ def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.
 
 
 class Trainer:
-    """Trains `model` until the budget is spent; resumes from the file `state`.
+    """Takes steps of a training until the budget is spent; resumes from the file `state`.
 
     Args:
         model: module whose parameters are trained.
         loss: function that computes the loss of a micro-batch.
-        source: source of the micro-batches.
         settings: budget and schedule.
         state: file that a run resumes from.
         recipe: what the state depends on, in JSON's types.
         threads: number of threads that share the micro-batches of a step.
-        watch: called after each step; True ends the run.
 
     Attributes:
         notes: what a caller needs to go on, in JSON's types; saved with the state.
@@ -143,56 +133,55 @@ class Trainer:
         self,
         model: nn.Module,
         loss: Loss,
-        source: BatchSource,
         settings: TrainingSettings,
         state: Path,
         *,
         recipe: Mapping[str, Any] = MappingProxyType({}),
         threads: int = 1,
-        watch: Callable[[Trainer], bool] | None = None,
     ) -> None:
-        self.model, self.loss, self.source, self.settings = model, loss, source, settings
+        self.model, self.loss, self.settings = model, loss, settings
         self.state_path, self.recipe = state, dict(recipe)
         self.notes: dict[str, Any] = {}
         self.optimizers = make_optimizers(model, settings)
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Spent()
         self.last_loss = float("nan")
-        self._threads, self._watch = threads, watch
+        self._threads, self._saved_at = threads, time.monotonic()
         self._saved: tuple[int, dict[str, Any]] = (-1, {})
         if state.exists():
             self._load()
 
-    def run(self) -> Spent:
-        """Train until the budget is spent, then save; return at once if it is spent already.
+    def budget(self) -> Iterator[float]:
+        """Yield the share of the budget that is spent, before each step, until all is; then save.
+
+        The caller takes the steps, by `step`.
+        """
+        self.model.train()
+        while (fraction := self.progress.fraction(self.settings)) < 1.0:
+            yield fraction
+            # In thousandths of the budget.
+            spent = 1000 * min(1.0, self.progress.fraction(self.settings))
+            report("training", int(spent), 1000)
+        self.save()
+        self.model.eval()
+
+    def step(self, parts: Sequence[Any]) -> None:
+        """Take one step on micro-batches, and save the state now and then.
 
         Raises:
             TrainingError: if the loss is not a number; the last saved state is of an earlier step.
         """
-        self.model.train()
-        saved = time.monotonic()
-        while (fraction := self.progress.fraction(self.settings)) < 1.0:
-            started = time.monotonic()
-            self.progress.tokens += self._step(fraction)
-            self.progress.steps += 1
-            self.progress.seconds += time.monotonic() - started
-            if self.progress.steps % self.settings.log_every_steps == 0:
-                logger.info("loss %.4f at %s", self.last_loss, self.progress)
-            if time.monotonic() - saved > self.settings.save_every_seconds:
-                self.save()
-                saved = time.monotonic()
-            # In thousandths of the budget.
-            spent = 1000 * min(1.0, self.progress.fraction(self.settings))
-            report("training", int(spent), 1000)
-            if self._watch is not None and self._watch(self):
-                break
-        self.save()
-        self.model.eval()
-        return self.progress
+        started = time.monotonic()
+        self.progress.tokens += self._step(parts)
+        self.progress.steps += 1
+        self.progress.seconds += time.monotonic() - started
+        if self.progress.steps % self.settings.log_every_steps == 0:
+            logger.info("loss %.4f at %s", self.last_loss, self.progress)
+        if time.monotonic() - self._saved_at > self.settings.save_every_seconds:
+            self.save()
 
-    def _step(self, fraction: float) -> int:
+    def _step(self, parts: Sequence[Any]) -> int:
         """Take one step of the optimizers; returns the number of tokens used."""
-        parts = self.source.step(self.progress, fraction)
         total, weight, tokens = 0.0, 0.0, 0
         trained = [p for p in self.model.parameters() if p.requires_grad]
         for part, gradients in self._each(partial(self._learn, trained), parts):
@@ -208,6 +197,7 @@ class Trainer:
                 parameter.grad.div_(max(weight, 1e-9))
         norm = nn.utils.clip_grad_norm_(trained, self.settings.clip)
         self._refuse_nonsense("gradient's norm", float(norm))
+        fraction = self.progress.fraction(self.settings)
         factor = learning_rate_factor(fraction, self.settings.warmup, self.settings.decay)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * factor
@@ -270,7 +260,7 @@ class Trainer:
             raise TrainingError(
                 f"{self.state_path} cannot be written ({error}); the state before stays."
             ) from error
-        self._saved = content
+        self._saved, self._saved_at = content, time.monotonic()
 
     def _load(self) -> None:
         try:

@@ -12,10 +12,9 @@ from forerun.heads.medusa import MedusaConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
 from forerun.training.objective import Continuations, Drafts, Objective, at
-from forerun.training.published import NamedModule
 from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import Untrained, output_rows
+from forerun.training.untrained import NamedModule, Untrained, output_rows
 
 
 class MedusaModule(NamedModule):

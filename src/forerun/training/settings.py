@@ -39,12 +39,6 @@ class DataSettings:
     prompt_tokens: int = Field(
         default=160, ge=1, le=2**20, description="Tokens of a prompt that the model writes at most."
     )
-    prompt_temperature: float = Field(
-        default=1.0, gt=0.0, le=100.0, description="Of the prompts that the model writes."
-    )
-    prompt_top_p: float = Field(
-        default=0.95, gt=0.0, le=1.0, description="Those prompts keep this most likely share."
-    )
     similarity: float = Field(
         default=0.7,
         gt=0.0,
@@ -158,12 +152,6 @@ class Eagle3Settings:
         gt=0.0,
         le=1.0,
         description="Share of the answers' tokens at which drafts begin.",
-    )
-    key_heads: int | None = Field(
-        default=None,
-        ge=1,
-        le=2**16,
-        description="Heads of keys and values; left out, as many as heads of queries.",
     )
     intermediate_size: int | None = Field(
         default=None,
