@@ -17,12 +17,12 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
-from forerun.diffusion.classifier import Classifier, load_classifier
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.quality import feature_distance, label_accuracy, psnr
+from forerun.diffusion.measuring import psnr
 from forerun.diffusion.sheets import save_sheet
 from forerun.diffusion.step_distillation import Student
 from forerun.files import atomic_path, write_text
+from recipes.classifier import Classifier, feature_distance, label_accuracy, load_classifier
 from recipes.diffusion import distill_images, train_images, train_vae
 from recipes.digits import draw_images, load_digits
 

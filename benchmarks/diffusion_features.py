@@ -18,7 +18,7 @@ from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
 from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.quality import psnr
+from forerun.diffusion.measuring import psnr
 from forerun.files import write_text
 from forerun.measure.turns import in_turns
 

@@ -17,19 +17,13 @@ import numpy as np
 from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.quality import psnr
+from forerun.diffusion.measuring import psnr
 from forerun.files import write_text
 from forerun.measure.turns import in_turns
 
 INTERVALS = (2, 3, 4, 5, 6, 8, 12)
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 WINDOWS = ((0.0, 0.5), (0.25, 0.75), (0.5, 1.0))
-WAYS: tuple[dict[str, Any], ...] = (
-    {"reuse": "difference"},
-    {"reuse": "unconditional"},
-    {"reuse": "difference", "extrapolate": True},
-    {"reuse": "unconditional", "extrapolate": True},
-)
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,6 @@ class Row:
     """A schedule, how many times fewer evaluations it takes, and how near it stays to the full sampler."""
 
     family: str
-    reuse: str
     extrapolate: bool
     setting: str
     factor: float
@@ -49,12 +42,13 @@ class Row:
 def schedules() -> list[tuple[str, str, CFGCacheConfig]]:
     """Every schedule with its family and setting."""
     found = []
-    for way in WAYS:
+    for ahead in (False, True):
         for interval in INTERVALS:
-            config = CFGCacheConfig(interval=interval, **way)
+            config = CFGCacheConfig(interval=interval, extrapolate=ahead)
             found.append(("interval", f"k={interval}", config))
         for bound in BOUNDS:
-            found.append(("gated", f"bound={bound}", CFGCacheConfig(drift_bound=bound, **way)))
+            config = CFGCacheConfig(drift_bound=bound, extrapolate=ahead)
+            found.append(("gated", f"bound={bound}", config))
     for window in WINDOWS:
         for interval in (2, 4):
             config = CFGCacheConfig(interval=interval, window=window)
@@ -71,7 +65,6 @@ def curve(pipeline: Any, task: Task) -> list[Row]:
             found = psnr(task.run(pipeline), reference)
         row = Row(
             family,
-            config.reuse,
             config.extrapolate,
             setting,
             cache.factor,
@@ -92,17 +85,12 @@ def at_equal_quality(rows: list[Row]) -> list[dict[str, Any]]:
     found = []
     for row in (row for row in rows if row.family == "gated"):
         beside = {}
-        for way in WAYS:
+        for ahead in (False, True):
             same = [
-                other
-                for other in rows
-                if other.family == "interval"
-                and (other.reuse, other.extrapolate)
-                == (way["reuse"], way.get("extrapolate", False))
+                other for other in rows if (other.family, other.extrapolate) == ("interval", ahead)
             ]
             same.sort(key=lambda other: other.psnr)
-            name = way["reuse"] + (", extrapolated" if way.get("extrapolate") else "")
-            beside[name] = float(
+            beside["extrapolated" if ahead else "repeated"] = float(
                 np.interp(row.psnr, [o.psnr for o in same], [o.factor for o in same], right=1.0)
             )
         found.append({**asdict(row), "intervals_at_this_psnr": beside})

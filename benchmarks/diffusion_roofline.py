@@ -47,10 +47,11 @@ def main() -> None:
     networks = {"UNet, digits": open_pipeline(shipped("images")), "DiT-S/2": small_transformer()}
     for name, pipeline in networks.items():
         for run in runs_by_batch(pipeline, options.batches):
-            rate = run.flops / run.seconds / 1e9
+            seconds = run["seconds"]
             print(
-                f"{name}, batch {run.batch}: {1e3 * run.seconds:.1f} ms, {run.intensity:.1f} FLOP a byte, "
-                f"{rate:.0f} GFLOP/s, {run.bytes / run.seconds / 1e9:.1f} GB/s of weights",
+                f"{name}, batch {run['batch']}: {1e3 * seconds:.1f} ms, {run['intensity']:.1f} FLOP a byte, "
+                f"{run['flops'] / seconds / 1e9:.0f} GFLOP/s, {run['bytes'] / seconds / 1e9:.1f} GB/s of "
+                "weights",
                 flush=True,
             )
 

@@ -30,14 +30,14 @@ from torch import Generator, Tensor, nn
 
 from benchmarks.diffusion_models import GUIDANCE_SCALE, set_threads, shipped
 from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.classifier import load_classifier
 from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.loading import open_pipeline
+from forerun.diffusion.measuring import psnr
 from forerun.diffusion.pipelines import label_embeds
-from forerun.diffusion.quality import label_accuracy, psnr
 from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.files import write_text
 from forerun.measure.turns import in_turns
+from recipes.classifier import label_accuracy, load_classifier
 from recipes.diffusion import encoded_set, image_drawer, image_loss
 from recipes.diffusion_models import (
     EMBEDDING,

@@ -21,20 +21,21 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.diffusion_models import MAKE_CLIPS, Task, set_threads, shipped
-from forerun.diffusion.classifier import Classifier, load_classifier
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.quality import (
-    feature_distance,
-    label_accuracy,
-    psnr,
-    temporal_consistency,
-)
+from forerun.diffusion.measuring import psnr
 from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
 from forerun.errors import ConfigError
 from forerun.files import write_text
 from forerun.measure.intervals import Interval, mean
 from forerun.measure.turns import in_turns
+from recipes.classifier import (
+    Classifier,
+    feature_distance,
+    label_accuracy,
+    load_classifier,
+    temporal_consistency,
+)
 from recipes.digits import NUM_FRAMES, draw_clips, load_digits
 
 MAIN = VideoLatentCacheConfig(key_interval=4, refine_steps=8, finish_key_frames=False)

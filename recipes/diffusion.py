@@ -18,11 +18,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from forerun.diffusion.classifier import Classifier, save_classifier
 from forerun.diffusion.step_distillation import DistillationConfig, Examples, Student, distill
 from forerun.diffusion.training import AveragedTrainer, AveragedTraining
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
+from recipes.classifier import Classifier, save_classifier
 from recipes.diffusion_models import (
     clip_pipeline,
     drop_labels,

@@ -33,12 +33,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         tiny.two_call_pipeline,
         {"guidance": "two_call", "unconditional_first": False},
     ),
-    "two calls, unconditional first": (
-        lambda: tiny.two_call_pipeline(True),
-        {"guidance": "two_call", "unconditional_first": True, "reuse": "unconditional"},
-    ),
 }
-KNOWING = [name for name in PIPELINES if name != "two calls, unconditional first"]
 
 
 def run(pipeline: Any, steps: int = STEPS, seeds: tuple[int, ...] = (0, 1)) -> Tensor:
@@ -88,14 +83,14 @@ def test_evaluations_follow_the_formula(name: str, interval: int) -> None:
     assert cache.approximate
 
 
-@pytest.mark.parametrize("name", KNOWING)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_bound_of_0_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
     plain, samples, cache, _ = cached(name, drift_bound=0.0)
     assert torch.equal(samples, plain)
     assert cache.reused_steps == 0
 
 
-@pytest.mark.parametrize("name", KNOWING)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_the_gate_holds_the_drift_within_its_bound(name: str) -> None:
     plain, samples, cache, counted = cached(name, drift_bound=1e-7)
     # Halves that are run apart may be rounded otherwise than together.
@@ -108,7 +103,7 @@ def test_the_gate_holds_the_drift_within_its_bound(name: str) -> None:
     assert cache.full_steps == STEPS - kept
 
 
-@pytest.mark.parametrize("name", KNOWING)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_an_interval_limits_the_gate(name: str) -> None:
     _, _, cache, _ = cached(name, drift_bound=1e9, interval=4)
     assert cache.full_steps == STEPS // 4
@@ -135,7 +130,7 @@ def test_extrapolation_is_exact_for_what_is_linear_in_the_timestep() -> None:
 
     pipeline.unet.forward = linear
     plain = run(pipeline)
-    schedule: dict[str, Any] = {"interval": 3, "reuse": "difference"}
+    schedule: dict[str, Any] = {"interval": 3}
     for extrapolate, same in ((True, True), (False, False)):
         with apply_cfg_cache(
             pipeline, CFGCacheConfig(extrapolate=extrapolate, **schedule)
@@ -191,22 +186,20 @@ def test_caches_are_removed_in_any_order() -> None:
 
 
 def test_both_caches_together_keep_the_branches_apart() -> None:
-    """Neither the order of the calls nor that of the caches decides whose features are reused."""
-    config = {"guidance": "two_call", "reuse": "unconditional", "interval": 2}
+    """The order of the caches does not decide whose features are reused."""
+    guidance = CFGCacheConfig(interval=2, guidance="two_call", unconditional_first=False)
     found = []
-    for first in (False, True):
-        guidance = CFGCacheConfig(**config, unconditional_first=first)  # type: ignore[arg-type]
-        for outer in (False, True):
-            pipeline = tiny.two_call_pipeline(first)
-            applied: list[Callable[[], Handle]] = [
-                partial(apply_cfg_cache, pipeline, guidance),
-                partial(apply_feature_cache, pipeline, FeatureCacheConfig(interval=2)),
-            ]
-            handles = [apply() for apply in (applied[::-1] if outer else applied)]
-            found.append(run(pipeline))
-            features = next(handle for handle in handles if isinstance(handle, FeatureCache))
-            # The conditional call reuses at every other step; the other only runs at those between.
-            assert (features.full_calls, features.reused_calls) == (STEPS, STEPS // 2)
+    for outer in (False, True):
+        pipeline = tiny.two_call_pipeline()
+        applied: list[Callable[[], Handle]] = [
+            partial(apply_cfg_cache, pipeline, guidance),
+            partial(apply_feature_cache, pipeline, FeatureCacheConfig(interval=2)),
+        ]
+        handles = [apply() for apply in (applied[::-1] if outer else applied)]
+        found.append(run(pipeline))
+        features = next(handle for handle in handles if isinstance(handle, FeatureCache))
+        # The conditional call reuses at every other step; the other only runs at those between.
+        assert (features.full_calls, features.reused_calls) == (STEPS, STEPS // 2)
     assert all(torch.equal(other, found[0]) for other in found)
 
 
@@ -350,14 +343,9 @@ def test_what_is_refused() -> None:
         apply_cfg_cache(tiny.unguided_pipeline(), CFGCacheConfig(interval=2))
     with pytest.raises(ConfigError, match="is not known"):
         apply_cfg_cache(tiny.two_call_pipeline(), CFGCacheConfig(interval=2))
-    late: dict[str, Any] = {"guidance": "two_call", "unconditional_first": True}
-    schedules: list[dict[str, Any]] = [
-        {"interval": 2},
-        {"drift_bound": 0.1, "reuse": "unconditional"},
-    ]
-    for schedule in schedules:
-        with pytest.raises(ConfigError, match="unconditional call first"):
-            apply_cfg_cache(tiny.two_call_pipeline(True), CFGCacheConfig(**late, **schedule))
+    late = CFGCacheConfig(interval=2, guidance="two_call", unconditional_first=True)
+    with pytest.raises(ConfigError, match="unconditional call first"):
+        apply_cfg_cache(tiny.two_call_pipeline(True), late)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -389,7 +377,6 @@ def test_a_run_without_guidance_is_refused(name: str) -> None:
         {"drift_bound": float("nan")},
         {"interval": 2, "window": (0.5, 0.2)},
         {"interval": 2, "window": (0.0, 1.5)},
-        {"interval": 2, "reuse": "half"},
         {"interval": 2, "guidance": "three_call"},
     ],
 )

@@ -9,10 +9,10 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from forerun.diffusion.classifier import load_classifier
-from forerun.diffusion.loading import CLASSIFIER, PIPELINES, open_pipeline
+from forerun.diffusion.loading import PIPELINES, open_pipeline
+from forerun.diffusion.measuring import psnr
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.quality import label_accuracy, psnr
+from recipes.classifier import label_accuracy, load_classifier
 
 MODELS = Path(str(files("forerun_zoo"))) / "diffusion"
 pytestmark = pytest.mark.zoo
@@ -59,5 +59,5 @@ def test_they_load_with_diffusers_alone(name: str) -> None:
 def test_they_are_small_and_hold_no_code() -> None:
     held = [path for path in MODELS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in held) <= 5 * 2**20
-    assert {path.name for path in MODELS.iterdir()} == {*PIPELINES, CLASSIFIER}
+    assert {path.name for path in MODELS.iterdir()} == {*PIPELINES, "classifier.safetensors"}
     assert {path.suffix for path in held} <= {".safetensors", ".json", ".md"}

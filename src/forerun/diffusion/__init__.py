@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forerun.diffusion.denoising import GuidedDenoiser, decode
     from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
     from forerun.diffusion.loading import open_pipeline
+    from forerun.diffusion.measuring import measure, psnr
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
     from forerun.diffusion.proof import ProofTarget, SamplerProof, prove
@@ -25,32 +26,30 @@ if TYPE_CHECKING:
         sample_speculatively,
     )
     from forerun.diffusion.step_distillation import DistillationConfig, Examples, distill
+    from forerun.diffusion.training import AveragedTraining
     from forerun.diffusion.transitions import Transitions
     from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
 
-# Names are imported when first used, so that the package alone loads neither torch nor diffusers.
+# Names and modules are imported when first used, so that the package alone loads neither torch nor diffusers.
 _NAMES = {
-    "cfg_cache": ("CFGCacheConfig", "apply_cfg_cache"),
-    "denoising": ("GuidedDenoiser", "decode"),
-    "feature_cache": ("FeatureCacheConfig", "apply_feature_cache"),
-    "loading": ("open_pipeline",),
-    "methods": ("Job", "Made", "make"),
-    "pipelines": ("sample",),
-    "proof": ("SamplerProof", "ProofTarget", "prove"),
-    "reflection": ("couple",),
-    "speculative_sampling": (
-        "Draws",
-        "SpeculativeSamplingConfig",
-        "sample_plainly",
-        "sample_speculatively",
-    ),
-    "step_distillation": ("DistillationConfig", "Examples", "distill"),
-    "transitions": ("Transitions",),
-    "video_latent_cache": ("VideoLatentCacheConfig", "sample_clips"),
+    "cfg_cache": "CFGCacheConfig apply_cfg_cache",
+    "denoising": "GuidedDenoiser decode",
+    "feature_cache": "FeatureCacheConfig apply_feature_cache",
+    "loading": "open_pipeline",
+    "measuring": "measure psnr",
+    "methods": "Job Made make",
+    "pipelines": "sample",
+    "proof": "ProofTarget SamplerProof prove",
+    "speculative_sampling": "Draws SpeculativeSamplingConfig couple sample_plainly sample_speculatively",
+    "step_distillation": "DistillationConfig Examples distill",
+    "training": "AveragedTraining",
+    "transitions": "Transitions",
+    "video_latent_cache": "VideoLatentCacheConfig sample_clips",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
+    "AveragedTraining",
     "CFGCacheConfig",
     "DistillationConfig",
     "Draws",
@@ -70,8 +69,10 @@ __all__ = [
     "decode",
     "distill",
     "make",
+    "measure",
     "open_pipeline",
     "prove",
+    "psnr",
     "sample",
     "sample_clips",
     "sample_plainly",
@@ -80,6 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _NAMES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """Classifier-free guidance with the unconditional prediction reused between steps. Approximate.
 
-Guidance runs the denoiser twice per step, with and without the condition. The contribution of the
-unconditional run changes slowly, so it can be reused for some steps. With both runs at every k-th step
-only, 2k/(k+1) times fewer evaluations remain. An *error-gated* schedule instead watches the conditional
+Guidance runs the denoiser twice per step, with and without the condition. The difference of the two
+predictions changes slowly, so it can be reused for some steps. With both runs at every k-th step only,
+2k/(k+1) times fewer evaluations remain. An *error-gated* schedule instead watches the conditional
 prediction, which is computed at every step anyway. Both runs are repeated once it has drifted further than
 a bound set by the user.
 """
@@ -15,12 +15,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forerun.diffusion.halves import Halves, prediction_of, with_prediction
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
-from forerun.diffusion.pipelines import denoiser_of
+from forerun.diffusion.pipelines import denoiser_of, is_guided
 from forerun.diffusion.settings import WHOLE_RUN, DriftBound, StepInterval, Window
 from forerun.errors import ConfigError
 from forerun.options import options
+
+# By pipeline class: whether it calls the denoiser twice per step, and whether the unconditional half comes
+# first. Read from diffusers 0.42.
+_KNOWN = {
+    "StableDiffusionPipeline": (False, True),
+    "StableDiffusionXLPipeline": (False, True),
+    "StableDiffusion3Pipeline": (False, True),
+    "AnimateDiffPipeline": (False, True),
+    "CogVideoXPipeline": (False, True),
+    "LattePipeline": (False, True),
+    "PixArtAlphaPipeline": (False, True),
+    "DiTPipeline": (False, False),
+    "WanPipeline": (True, False),
+}
+# Arguments that all samples share, whatever their first dimension.
+_SHARED = {"image_rotary_emb", "img_ids", "txt_ids"}
 
 
 @options
@@ -33,7 +48,6 @@ class CFGCacheConfig:
         drift_bound: reuse while the conditional prediction of every sample differs from that of the last
             full step by at most this share of its norm; 0 never reuses. `None` ignores drift.
         window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
-        reuse: reuse the unconditional prediction itself, or its difference from the conditional one.
         extrapolate: extrapolate the last two full steps linearly, instead of repeating the last.
         guidance: whether the pipeline runs both halves in one call or in two; `auto` for known pipelines.
         unconditional_first: whether the unconditional half or call comes first; `None` for known pipelines.
@@ -45,7 +59,6 @@ class CFGCacheConfig:
     interval: StepInterval | None = None
     drift_bound: DriftBound | None = None
     window: Window = WHOLE_RUN
-    reuse: Literal["difference", "unconditional"] = "difference"
     extrapolate: bool = False
     guidance: Literal["auto", "batched", "two_call"] = "auto"
     unconditional_first: bool | None = None
@@ -57,12 +70,12 @@ class CFGCacheConfig:
 
 @dataclass(frozen=True)
 class _Full:
-    """Predictions kept from a step at which both halves were run."""
+    """Prediction kept from a step at which both halves were run, and the other's difference from it."""
 
     step: int
     timestep: float
     conditional: Tensor
-    kept: Tensor
+    difference: Tensor
 
 
 class _Memory:
@@ -97,24 +110,18 @@ class _Memory:
 
     def remember(self, conditional: Tensor, unconditional: Tensor) -> None:
         """Keep a full step; the one before it stays for extrapolation."""
-        kept = unconditional
-        if self.config.reuse == "difference":
-            kept = unconditional - conditional
-        full = _Full(self.steps.step, self.steps.timestep, conditional.clone(), kept.clone())
+        difference = unconditional - conditional
+        full = _Full(self.steps.step, self.steps.timestep, conditional.clone(), difference)
         self.full = [*self.full[-1:], full]
 
-    def unconditional(self, conditional: Tensor | None) -> Tensor:
+    def unconditional(self, conditional: Tensor) -> Tensor:
         """The replacement for the unconditional prediction of this step."""
         last = self.full[-1]
-        kept = last.kept
-        if self.config.extrapolate:
-            before = self.full[-2]
-            ahead = (self.steps.timestep - last.timestep) / (last.timestep - before.timestep)
-            kept = torch.lerp(before.kept, last.kept, 1.0 + ahead)
-        if self.config.reuse == "unconditional":
-            return kept
-        assert conditional is not None
-        return conditional + kept
+        if not self.config.extrapolate:
+            return conditional + last.difference
+        before = self.full[-2]
+        ahead = (self.steps.timestep - last.timestep) / (last.timestep - before.timestep)
+        return conditional + torch.lerp(before.difference, last.difference, 1.0 + ahead)
 
 
 class CFGCache(Handle):
@@ -130,10 +137,8 @@ class CFGCache(Handle):
         self._pipeline = pipeline
         self._halves = Halves.of(pipeline, config.guidance, config.unconditional_first)
         two_call = self._halves.two_call
-        self._check_order()
-        # State of a two-call step: prediction of the first call, and whether the other half is replaced.
-        self._first: Tensor | None = None
-        self._reusing = False
+        # Conditional prediction of a two-call step between its calls.
+        self._conditional: Tensor | None = None
         self._shape: torch.Size | None = None
         # An output of an unconditional call; replaced outputs have the same form.
         self._template: Any = None
@@ -160,18 +165,9 @@ class CFGCache(Handle):
         steps = self.full_steps + self.reused_steps
         return 2 * steps / self.evaluations if steps else 1.0
 
-    def _check_order(self) -> None:
-        late = self._halves.two_call and self._halves.unconditional_first
-        if late and (self.config.drift_bound is not None or self.config.reuse == "difference"):
-            raise ConfigError(
-                "this pipeline runs its unconditional call first, before the drift and the difference are "
-                "known; use an interval with reuse='unconditional'."
-            )
-
     def _reset(self) -> None:
         self._memory.full.clear()
-        self._first = self._shape = self._template = self._apart = None
-        self._reusing = False
+        self._conditional = self._shape = self._template = self._apart = None
 
     def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = sample_argument(args, kwargs).shape
@@ -212,56 +208,161 @@ class CFGCache(Handle):
         return self._halves.join(output, unconditional)
 
     def _two_calls(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run one of the two calls of a step."""
+        """Run one of the two calls of a step, of which the conditional one comes first."""
         self._observe(args, kwargs)
-        is_first = self._steps.call == 0
-        is_unconditional = is_first == self._halves.unconditional_first
-        if is_first:
-            self._check_pair()
-            self._reusing = self._memory.may_reuse()
-        if is_unconditional and self._reusing:
-            # If this is the second call, the conditional prediction is known and may have drifted too far.
-            if is_first or self._memory.within_bound(self._known()):
-                prediction = self._memory.unconditional(None if is_first else self._known())
-                self.reused_steps += 1
-                self._first = prediction if is_first else None
-                return with_prediction(self._template, prediction)
-            self._reusing = False
-        output = inner(*args, **kwargs)
-        if is_unconditional:
-            self._template = output
-        if is_first:
-            self._first = prediction_of(output)
+        if self._steps.call == 0:
+            if self._conditional is not None:
+                raise ConfigError(
+                    "the pipeline called its denoiser once in a step, so it runs without guidance; use a "
+                    "guidance_scale above 1 or remove the CFG cache."
+                )
+            output = inner(*args, **kwargs)
+            self._conditional = prediction_of(output)
             return output
-        if not self._reusing:
-            pair = (self._known(), prediction_of(output))
-            self._remember(*(pair if is_unconditional else reversed(pair)))
-        self._first = None
+        conditional, self._conditional = self._conditional, None
+        assert conditional is not None
+        if self._memory.may_reuse() and self._memory.within_bound(conditional):
+            self.reused_steps += 1
+            return with_prediction(self._template, self._memory.unconditional(conditional))
+        output = self._template = inner(*args, **kwargs)
+        self._remember(conditional, prediction_of(output))
         return output
-
-    def _known(self) -> Tensor:
-        """The prediction of the first call of this step."""
-        assert self._first is not None
-        return self._first
-
-    def _check_pair(self) -> None:
-        if self._first is not None:
-            raise ConfigError(
-                "the pipeline called its denoiser once in a step, so it runs without guidance; use a "
-                "guidance_scale above 1 or remove the CFG cache."
-            )
 
     def _remember(self, conditional: Tensor, unconditional: Tensor) -> None:
         self.full_steps += 1
         self._memory.remember(conditional, unconditional)
 
 
+@dataclass(frozen=True)
+class Halves:
+    """The way a pipeline runs both halves of guidance.
+
+    Args:
+        two_call: True for two calls of the denoiser, False for one call with twice the batch.
+        unconditional_first: True if the unconditional half comes first; of two calls never.
+    """
+
+    two_call: bool
+    unconditional_first: bool
+
+    @classmethod
+    def of(cls, pipeline: Any, guidance: str, unconditional_first: bool | None) -> Halves:
+        """The halves of a pipeline, as given by the caller or known for the pipeline's class.
+
+        Raises:
+            ConfigError: for a pipeline without guidance, of an unknown class, or that makes its
+                unconditional call first.
+        """
+        if not is_guided(pipeline):
+            raise ConfigError(
+                f"{type(pipeline).__name__} has no classifier-free guidance; there is nothing to cache."
+            )
+        # A subclass with its own loop may run guidance differently.
+        loop = next(base for base in type(pipeline).__mro__ if "__call__" in vars(base))
+        known = _KNOWN.get(loop.__name__)
+        said = guidance != "auto" and unconditional_first is not None
+        if known is None and not said:
+            raise ConfigError(
+                f"how {type(pipeline).__name__} runs its guidance is not known; "
+                "set guidance ('batched' or 'two_call') and unconditional_first."
+            )
+        two_call, first = known or (False, False)
+        two_call = two_call if guidance == "auto" else guidance == "two_call"
+        first = first if unconditional_first is None else unconditional_first
+        if two_call and first:
+            raise ConfigError(
+                f"{type(pipeline).__name__} runs its unconditional call first, before it is known what can "
+                "replace it; a CFG cache needs the conditional one first, or both in one."
+            )
+        return cls(two_call, first)
+
+    def check_batched(self, pipeline: Any, samples: Tensor) -> None:
+        """Check that a call holds both halves.
+
+        Raises:
+            ConfigError: if the pipeline runs without guidance.
+        """
+        guided = getattr(pipeline, "do_classifier_free_guidance", None)
+        if guided is None:
+            half = len(samples) // 2
+            guided = len(samples) % 2 == 0 and torch.equal(samples[:half], samples[half:])
+        if not guided:
+            raise ConfigError(
+                "the pipeline runs without guidance; use a guidance_scale above 1 or remove the CFG cache."
+            )
+
+    def apart(self, denoiser: Any) -> bool:
+        """True if a batched call must run its halves one by one.
+
+        That is so if a cache of diffusers on the denoiser keeps a state for each `cache_context`. A half
+        alone would otherwise read the state of both.
+
+        Raises:
+            ConfigError: for a cache that keeps one state for the whole batch.
+        """
+        caches = [hook for module in denoiser.modules() for hook in _stateful_hooks(module)]
+        for cache in caches:
+            if not (hasattr(cache, "state_manager") and hasattr(denoiser, "cache_context")):
+                raise ConfigError(
+                    f"a cache of the denoiser ({type(cache).__name__}) keeps one state for both halves of "
+                    "guidance, and a CFG cache runs one alone; remove one of the two."
+                )
+        return bool(caches)
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], conditional: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of a batched call, cut to one half."""
+        batch = len(sample_argument(args, kwargs))
+        first = conditional != self.unconditional_first
+
+        def half(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim and len(value) % batch == 0 and len(value):
+                middle = len(value) // 2
+                return value[:middle] if first else value[middle:]
+            if isinstance(value, dict):
+                return {key: half(inside) for key, inside in value.items()}
+            if isinstance(value, (list, tuple)):
+                return type(value)(half(inside) for inside in value)
+            return value
+
+        kept = {key: value if key in _SHARED else half(value) for key, value in kwargs.items()}
+        return tuple(half(value) for value in args), kept
+
+    def join(self, conditional: Any, unconditional: Tensor) -> Any:
+        """Output of a batched call, from the conditional half's output and the other's prediction."""
+        mine = prediction_of(conditional)
+        order = (unconditional, mine) if self.unconditional_first else (mine, unconditional)
+        return with_prediction(conditional, torch.cat(order))
+
+
+def _stateful_hooks(module: Any) -> list[Any]:
+    """Hooks of diffusers on a module that keep state from call to call."""
+    registry = getattr(module, "_diffusers_hook", None)
+    hooks = () if registry is None else registry.hooks.values()
+    return [hook for hook in hooks if hook._is_stateful]
+
+
+def prediction_of(output: Any) -> Tensor:
+    """The prediction `[B, ...]` in a denoiser's output."""
+    found = output[0]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def with_prediction(output: Any, prediction: Tensor) -> Any:
+    """A denoiser's output with another prediction."""
+    if isinstance(output, tuple):
+        return (prediction, *output[1:])
+    return type(output)(sample=prediction)
+
+
 def apply_cfg_cache(pipeline: Any, config: CFGCacheConfig) -> CFGCache:
     """Let a pipeline reuse its unconditional predictions, until the returned handle is removed.
 
     Raises:
-        ConfigError: for a pipeline without guidance, of an unknown class, or with an order of calls that
-            the schedule does not allow; also while sampling, if guidance is off.
+        ConfigError: for a pipeline without guidance, of an unknown class, or that makes its unconditional
+            call first; also while sampling, if guidance is off.
         UnsupportedModelError: for a pipeline without a denoiser.
     """
     return CFGCache(pipeline, config)

@@ -27,7 +27,6 @@ INDEX = "model_index.json"
 _LIBRARIES = ("diffusers", "transformers")
 PIPELINES = ("images", "images-4-steps")
 """Pipelines that come with forerun-zoo."""
-CLASSIFIER = "classifier.safetensors"
 INSTALL = "pip install 'forerun[diffusion]'"
 
 

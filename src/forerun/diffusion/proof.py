@@ -373,9 +373,10 @@ def not_mirrored(
     return torch.where(kept[:, None], drafted, target_mean + std * noise), kept
 
 
-PLANTED: dict[str, Coupling] = {
+COUPLINGS: dict[str | None, Coupling] = {
+    None: couple,
     "keep_all": keep_all,
     "redraw": redraw,
     "not_mirrored": not_mirrored,
 }
-"""Wrong couplings, which `prove` must detect."""
+"""The exact coupling (None), and wrong ones by name, which `prove` must detect."""

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pad
 
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
 
 _GAP = 1
+_GREY = 0.35
 
 
 def sheet(rows: Tensor, scale: int = 2) -> Any:
@@ -29,14 +31,10 @@ def sheet(rows: Tensor, scale: int = 2) -> Any:
         raise ConfigError(f"a sheet takes [rows, columns, 1 or 3, H, W], got {list(rows.shape)}.")
     if not bool(rows.isfinite().all()):
         raise ConfigError("a sheet takes finite pixels; these hold NaN or infinity.")
-    lines, columns, channels, height, width = rows.shape
-    cell = (height + _GAP, width + _GAP)
-    canvas = torch.full((channels, lines * cell[0] + _GAP, columns * cell[1] + _GAP), 0.35)
-    for line in range(lines):
-        for column in range(columns):
-            down, across = line * cell[0] + _GAP, column * cell[1] + _GAP
-            canvas[:, down : down + height, across : across + width] = rows[line, column]
-    return to_picture(canvas, scale)
+    cells = pad(rows, (_GAP, 0, _GAP, 0), value=_GREY)
+    lines, columns, channels, height, width = cells.shape
+    canvas = cells.permute(2, 0, 3, 1, 4).reshape(channels, lines * height, columns * width)
+    return to_picture(pad(canvas, (0, _GAP, 0, _GAP), value=_GREY), scale)
 
 
 def to_picture(pixels: Tensor, scale: int = 1) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from forerun import diffusion
 from forerun.diffusion.commands.requests import DRAFT, NUM_DRAFT_STEPS, Sampling
 from forerun.diffusion.commands.sample import picture_path, save_rows
 from forerun.diffusion.settings import DraftKind, DraftSteps
@@ -22,21 +23,18 @@ from forerun.report.table import Cell, Mark, Row, Table, long_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.diffusion.classifier import Classifier
-    from forerun.diffusion.measuring import BatchRun, MethodSetting
 
 STOCHASTIC = 1.0
 """Eta at which speculative sampling is measured unless one is given."""
-_INTERPOLATIONS: tuple[Literal["slerp", "linear"], ...] = ("slerp", "linear")
 
 
 @options
 class DiffusionBenchRequest(Sampling):
     """Find out what each method costs and saves beside the full sampler.
 
-    From the same noise, in turns: network passes, seconds, PSNR and, where the small classifier of digits
-    fits, the share of right labels. Speculative sampling is measured beside the same stochastic sampler,
-    with the given eta or 1. Then runs of the network over batch sizes, as a roofline.
+    From the same noise, in turns: network passes, seconds and PSNR. Speculative sampling is measured beside
+    the same stochastic sampler, with the given eta or 1. Then runs of the network over batch sizes, as a
+    roofline.
     """
 
     methods: tuple[
@@ -70,17 +68,15 @@ def run(request: DiffusionBenchRequest) -> Result:
     """
     import torch
 
-    from forerun.diffusion.measuring import machine_limits, runs_by_batch
-
     pipeline = request.open()
     job = request.samples(pipeline)
     clips = job.num_frames is not None
     sheet = None if request.sheet is None else picture_path("sheet", request.sheet, clips=clips)
     pictures: dict[str, Tensor] = {}
     rows, notes = _measure(request, pipeline, pictures)
-    runs: list[BatchRun] = []
+    runs: list[Row] = []
     try:
-        runs = runs_by_batch(pipeline, request.batches, job.num_frames)
+        runs = diffusion.measuring.runs_by_batch(pipeline, request.batches, job.num_frames)
     except ForerunError as error:
         notes.append(f"without the roofline: {error}")
     if not rows and not runs:
@@ -88,13 +84,14 @@ def run(request: DiffusionBenchRequest) -> Result:
     if sheet is not None:
         save_rows(list(pictures.values()), sheet)
         notes.append(f"{sheet} has the rows {', '.join(pictures)}")
-    roofline = [{**asdict(run), "intensity": run.intensity} for run in runs]
     return Result(
         mode="diffusion bench",
         rows=rows,
-        tables=[*([_table(rows)] if rows else []), *([_batches(roofline)] if runs else [])],
-        charts=[_roof(type(pipeline).__name__, runs, *machine_limits())] if runs else [],
-        facts={"roofline": roofline},
+        tables=[*([_table(rows)] if rows else []), *([_batches(runs)] if runs else [])],
+        charts=[_roof(type(pipeline).__name__, runs, *diffusion.measuring.machine_limits())]
+        if runs
+        else [],
+        facts={"roofline": runs},
         notes=notes,
         device=torch.device("cpu"),
     )
@@ -104,22 +101,21 @@ def _measure(
     request: DiffusionBenchRequest, pipeline: Any, pictures: dict[str, Tensor]
 ) -> tuple[list[Row], list[str]]:
     """A row for each setting, which is reported as soon as it is measured, and why others have none."""
-    from forerun.diffusion.measuring import measure
-
     job = request.samples(pipeline)
     settings = _settings(request, clips=job.num_frames is not None)
-    classifier, rows, notes = _classifier(pipeline), list[Row](), list[str]()
-    for number, setting in enumerate(settings):
+    rows, notes = list[Row](), list[str]()
+    for number, (name, (config, eta)) in enumerate(settings.items()):
         see = partial(_see, number * request.pairs, len(settings) * request.pairs)
+        own = replace(job, eta=eta)
         try:
-            measured = measure(
-                pipeline, job, setting, request.pairs, classifier, pictures.setdefault, see
+            row = diffusion.measure(
+                pipeline, own, config, request.pairs, name, pictures.setdefault, see
             )
         except ForerunError as error:
-            notes.append(f"without {setting.name}: {error}")
+            notes.append(f"without {name}: {error}")
             continue
-        rows.append(asdict(measured))
-        say(_in_words(rows[-1]))
+        rows.append(row)
+        say(_in_words(row))
     report("settings", 1, 1)
     return rows, notes
 
@@ -133,59 +129,42 @@ def _in_words(row: Row) -> str:
     return f"{row['setting']} ({row['exactness']}): {', '.join(texts)}"
 
 
-def _settings(request: DiffusionBenchRequest, clips: bool) -> list[MethodSetting]:
-    """The usual settings of each method that is asked for and made for this kind of samples."""
-    from forerun.diffusion.cfg_cache import CFGCacheConfig
-    from forerun.diffusion.feature_cache import FeatureCacheConfig
-    from forerun.diffusion.measuring import MethodSetting
-    from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
-    from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
-
-    def cfg(**schedule: Any) -> CFGCacheConfig:
-        return CFGCacheConfig(**schedule, extrapolate=True)
-
+def _settings(
+    request: DiffusionBenchRequest, clips: bool
+) -> dict[str, tuple[diffusion.methods.Config, float]]:
+    """Usual settings of the methods that make this kind of samples, and the eta of each."""
     eta = request.eta or 0.0
-    usual: dict[str, list[MethodSetting]] = {
-        "cfg_cache": [
-            *(MethodSetting(f"every {k} steps", cfg(interval=k), eta) for k in (2, 4)),
-            *(MethodSetting(f"drift {b:g}", cfg(drift_bound=b), eta) for b in (0.2, 0.3, 0.4)),
-        ],
-        "feature_cache": [
-            MethodSetting(f"every {k} steps", FeatureCacheConfig(k), eta) for k in (2, 3)
-        ],
+    guidance: dict[str, Any] = {f"every {k} steps": {"interval": k} for k in (2, 4)}
+    guidance |= {f"drift {bound:g}": {"drift_bound": bound} for bound in (0.2, 0.3, 0.4)}
+    usual: dict[str, dict[str, Any]] = {
+        "cfg_cache": {
+            name: (diffusion.CFGCacheConfig(**schedule, extrapolate=True), eta)
+            for name, schedule in guidance.items()
+        },
+        "feature_cache": {
+            f"every {k} steps": (diffusion.FeatureCacheConfig(k), eta) for k in (2, 3)
+        },
     }
     if clips:
-        keys = (VideoLatentCacheConfig(key_interval=5, interpolation=i) for i in _INTERPOLATIONS)
-        few = VideoLatentCacheConfig(
-            key_interval=5, refine_steps=6, refine_stride=4, finish_key_frames=False
-        )
-        usual["key_frames"] = [
-            *(MethodSetting(f"every 5th, {key.interpolation}", key) for key in keys),
-            MethodSetting("every 5th, 6 last steps of 4", few),
-        ]
+        few = {"refine_steps": 6, "refine_stride": 4, "finish_key_frames": False}
+        keys: dict[str, Any] = {
+            "slerp": {},
+            "linear": {"interpolation": "linear"},
+            "6 last steps of 4": few,
+        }
+        usual["key_frames"] = {
+            f"every 5th, {name}": (diffusion.VideoLatentCacheConfig(5, **changed), eta)
+            for name, changed in keys.items()
+        }
     else:
-        config = SpeculativeSamplingConfig(request.num_draft_steps, request.draft)
-        name = f"{request.num_draft_steps} steps"
-        usual["speculative"] = [MethodSetting(name, config, request.eta or STOCHASTIC)]
-    return [
-        replace(setting, name=f"{method}, {setting.name}")
+        config = diffusion.SpeculativeSamplingConfig(request.num_draft_steps, request.draft)
+        noisy = request.eta or STOCHASTIC
+        usual["speculative"] = {f"{request.num_draft_steps} steps": (config, noisy)}
+    return {
+        f"{method}, {name}": setting
         for method in request.methods
-        for setting in usual.get(method, [])
-    ]
-
-
-def _classifier(pipeline: Any) -> Classifier | None:
-    """The shipped classifier, where it is installed and takes what the pipeline makes."""
-    from forerun.diffusion.classifier import load_classifier
-    from forerun.diffusion.loading import CLASSIFIER, shipped
-
-    vae = getattr(pipeline, "vae", None)
-    if vae is None or vae.config.out_channels != 1 or vae.config.sample_size != 32:
-        return None
-    try:
-        return load_classifier(shipped(CLASSIFIER))
-    except ForerunError:
-        return None
+        for name, setting in usual.get(method, {}).items()
+    }
 
 
 def _evaluations(row: Row) -> str:
@@ -193,18 +172,11 @@ def _evaluations(row: Row) -> str:
     return f"{fewer:.2f} x fewer" if fewer >= 1 else f"{1 / fewer:.2f} x as many"
 
 
-def _value(field: str, row: Row) -> str:
-    return "" if row[field] is None else f"{row[field]['value']:.3f}"
-
-
 _COLUMNS: dict[str, Any] = {
     "passes": lambda row: f"{row['calls']} of {row['full_calls']}",
     "evaluations": _evaluations,
     "times as fast": lambda row: f"{row['speedup']:.2f} ({row['least']:.2f}-{row['most']:.2f})",
     "PSNR in dB": lambda row: "" if row["exactness"] == "exact" else f"{row['psnr']['value']:.1f}",
-    "Fréchet": partial(_value, "frechet"),
-    "right labels": partial(_value, "accuracy"),
-    "neighbours alike": partial(_value, "consistency"),
 }
 
 
@@ -213,14 +185,8 @@ def _table(rows: Sequence[Row]) -> Table:
         mark = Mark.NONE if row["exactness"] == "exact" else Mark.APPROXIMATE
         return Cell(row["setting"], mark)
 
-    always = list(_COLUMNS)[:4]
-    filled = {
-        title: column
-        for title, column in _COLUMNS.items()
-        if title in always or any(map(column, rows))
-    }
     title = "Methods beside the full sampler, from the same noise"
-    return long_table(title, {"setting": name, **filled}, rows)
+    return long_table(title, {"setting": name, **_COLUMNS}, rows)
 
 
 def _batches(rows: Sequence[Row]) -> Table:
@@ -234,11 +200,11 @@ def _batches(rows: Sequence[Row]) -> Table:
     return long_table("Runs of the network by batch (bytes: its weights, read once)", columns, rows)
 
 
-def _roof(name: str, runs: Sequence[BatchRun], bandwidth: float, peak: float) -> Roof:
+def _roof(name: str, runs: Sequence[Row], bandwidth: float, peak: float) -> Roof:
     dots = Dots(
-        [run.intensity for run in runs],
-        [run.flops / run.seconds for run in runs],
-        [str(run.batch) for run in runs],
+        [run["intensity"] for run in runs],
+        [run["flops"] / run["seconds"] for run in runs],
+        [str(run["batch"]) for run in runs],
     )
     return Roof(
         title=f"{name}: runs of its network by batch",

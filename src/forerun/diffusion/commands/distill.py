@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
+from forerun import diffusion
 from forerun.diffusion.commands.requests import Conditions
 from forerun.errors import ConfigError
 from forerun.files import atomic_path
 from forerun.options import FileName, option, options
 from forerun.report.result import Result
-
-if TYPE_CHECKING:
-    from forerun.diffusion.step_distillation import Examples
 
 _OF_EXAMPLES = (
     "pipeline",
@@ -67,9 +65,6 @@ def run(request: DistillRequest) -> Result:
         ConfigError: for folders that cannot be written, and settings that do not fit the pipeline.
         TrainingError: for a loss that is not finite, or a state of another run.
     """
-    from forerun.diffusion.step_distillation import DistillationConfig, distill, save_student
-    from forerun.diffusion.training import AveragedTraining
-
     output = Path(request.output)
     work = Path(request.work or f"{output}.work")
     for name, folder in (("output", output), ("work", work)):
@@ -78,15 +73,15 @@ def run(request: DistillRequest) -> Result:
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"output {output} is not empty; name another folder.")
     pipeline = request.open()
-    config = DistillationConfig(
+    config = diffusion.DistillationConfig(
         start_steps=request.start_steps,
         end_steps=request.end_steps,
         batch_size=request.batch_size,
-        training=AveragedTraining(steps=request.train_steps, learning_rate=request.learning_rate),
+        training=diffusion.AveragedTraining(request.train_steps, request.learning_rate),
     )
     examples = _examples(request, pipeline, work / "examples.safetensors")
-    student = distill(pipeline, examples, config, work)
-    save_student(student, output)
+    student = diffusion.distill(pipeline, examples, config, work)
+    diffusion.step_distillation.save_student(student, output)
     content = {"steps": student.steps, "approximate": True, "output": str(output)}
     said = f"a student of {student.steps} steps (approximate) in {output}"
     return Result(
@@ -94,13 +89,10 @@ def run(request: DistillRequest) -> Result:
     )
 
 
-def _examples(request: DistillRequest, pipeline: Any, path: Path) -> Examples:
+def _examples(request: DistillRequest, pipeline: Any, path: Path) -> diffusion.Examples:
     """The teacher's samples with their conditions, made once and kept."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
-
-    from forerun.diffusion.pipelines import denoiser_of, label_embeds
-    from forerun.diffusion.step_distillation import Examples, sampled_examples
 
     asked = json.dumps({name: getattr(request, name) for name in _OF_EXAMPLES})
     if path.exists():
@@ -109,15 +101,17 @@ def _examples(request: DistillRequest, pipeline: Any, path: Path) -> Examples:
         if made_for != asked:
             raise ConfigError(f"{path} is of other options: {made_for}; give another work folder.")
         kept = load_file(path)
-        return Examples(kept["latents"], kept["prompt_embeds"], kept.get("negative"))
+        return diffusion.Examples(kept["latents"], kept["prompt_embeds"], kept.get("negative"))
     job = request.job(pipeline, request.examples, request.start_steps, 0.0, None)
     embeds = job.prompt_embeds
     if embeds is None:
-        width = getattr(denoiser_of(pipeline).config, "cross_attention_dim", None)
+        width = getattr(
+            diffusion.pipelines.denoiser_of(pipeline).config, "cross_attention_dim", None
+        )
         if job.labels is None or not isinstance(width, int):
             raise ConfigError(f"{type(pipeline).__name__} takes no prompt embeddings.")
-        embeds = label_embeds(job.labels, width)
-    made = sampled_examples(
+        embeds = diffusion.pipelines.label_embeds(job.labels, width)
+    made = diffusion.step_distillation.sampled_examples(
         pipeline,
         embeds,
         steps=job.steps,

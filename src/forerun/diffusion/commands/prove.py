@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from forerun import diffusion
 from forerun.diffusion.commands.requests import Sampler
 from forerun.diffusion.settings import DraftSteps
 from forerun.errors import ConfigError
 from forerun.options import Text, changes, option, options
 from forerun.report.result import Result, Sentence
-
-if TYPE_CHECKING:
-    from forerun.diffusion.proof import ProofTarget, SamplerProof
 
 DDIM_ETA = 0.5
 """Eta of DDIM on targets in closed form unless one is given."""
@@ -65,14 +63,12 @@ def run(request: DiffusionProofRequest) -> Result:
     """
     import torch
 
-    from forerun.diffusion.proof import PLANTED, prove
-    from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig, couple
-
-    coupling = couple if request.plant is None else PLANTED[request.plant]
-    config = SpeculativeSamplingConfig(request.num_draft_steps, coupling=coupling)
+    config = diffusion.SpeculativeSamplingConfig(
+        request.num_draft_steps, coupling=diffusion.proof.COUPLINGS[request.plant]
+    )
     targets = _closed_forms(request) if request.pipeline == "none" else _network(request)
     proofs = {
-        name: prove(target, config, samples=request.samples, seed=request.seed)
+        name: diffusion.prove(target, config, samples=request.samples, seed=request.seed)
         for name, target in targets.items()
     }
     passed = all(proof.passed for proof in proofs.values())
@@ -90,48 +86,41 @@ def run(request: DiffusionProofRequest) -> Result:
     )
 
 
-def _closed_forms(request: DiffusionProofRequest) -> dict[str, ProofTarget]:
+def _closed_forms(request: DiffusionProofRequest) -> dict[str, diffusion.ProofTarget]:
     from diffusers import DDIMScheduler, DDPMScheduler
 
     from forerun.diffusion.closed_forms import gaussian, mixture
-    from forerun.diffusion.proof import ProofTarget
-    from forerun.diffusion.transitions import Transitions
 
     steps, size = request.steps, request.dimensions
     ddpm, ddim = DDPMScheduler(clip_sample=False), DDIMScheduler(clip_sample=False)
-    by_ddpm = Transitions.of(ddpm, steps)
-    by_ddim = Transitions.of(ddim, steps, request.eta or DDIM_ETA)
+    by_ddpm = diffusion.Transitions.of(ddpm, steps)
+    by_ddim = diffusion.Transitions.of(ddim, steps, request.eta or DDIM_ETA)
     known = gaussian(size, ddpm)
     return {
-        "Gaussian, DDPM": ProofTarget(known, by_ddpm, (size,), known.law(by_ddpm)),
-        "Gaussian, DDIM": ProofTarget(known, by_ddim, (size,), known.law(by_ddim)),
-        "mixture, DDPM": ProofTarget(mixture(size, ddpm), by_ddpm, (size,)),
+        "Gaussian, DDPM": diffusion.ProofTarget(known, by_ddpm, (size,), known.law(by_ddpm)),
+        "Gaussian, DDIM": diffusion.ProofTarget(known, by_ddim, (size,), known.law(by_ddim)),
+        "mixture, DDPM": diffusion.ProofTarget(mixture(size, ddpm), by_ddpm, (size,)),
     }
 
 
-def _network(request: DiffusionProofRequest) -> dict[str, ProofTarget]:
+def _network(request: DiffusionProofRequest) -> dict[str, diffusion.ProofTarget]:
     """A pipeline's network; its samples have the given conditions in turn."""
-    from forerun.diffusion.denoising import GuidedDenoiser
-    from forerun.diffusion.pipelines import kind_of
-    from forerun.diffusion.proof import ProofTarget
-    from forerun.diffusion.transitions import Transitions
-
     pipeline = request.open()
-    kind = kind_of(pipeline)
+    kind = diffusion.pipelines.kind_of(pipeline)
     if kind.video:
         raise ConfigError(f"{kind.name} makes clips; speculative sampling is of images.")
     job = request.job(pipeline, request.samples, request.steps, request.eta or 0.0, None)
-    transitions = Transitions.of(pipeline.scheduler, job.steps, job.eta)
-    network = GuidedDenoiser(pipeline, **job.conditions)
-    return {request.pipeline: ProofTarget(network, transitions, kind.noise_shape(1)[1:])}
+    transitions = diffusion.Transitions.of(pipeline.scheduler, job.steps, job.eta)
+    network = diffusion.GuidedDenoiser(pipeline, **job.conditions)
+    return {request.pipeline: diffusion.ProofTarget(network, transitions, kind.noise_shape(1)[1:])}
 
 
-def _content(proof: SamplerProof) -> dict[str, object]:
+def _content(proof: diffusion.SamplerProof) -> dict[str, object]:
     checks = [{**asdict(check), "passed": check.passed} for check in proof.checks]
     return {**asdict(proof), "passed": proof.passed, "checks": checks}
 
 
-def _in_words(name: str, proof: SamplerProof) -> Sentence:
+def _in_words(name: str, proof: diffusion.SamplerProof) -> Sentence:
     text = (
         f"{name}: {proof.samples} samples of {proof.steps} steps, {proof.fewer:.2f} times fewer "
         f"passes one after the other, {proof.acceptance:.0%} of drafted steps kept"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from forerun import diffusion
 from forerun.diffusion.settings import (
     DraftKind,
     DraftSteps,
@@ -21,7 +22,6 @@ from forerun.options import FileName, Text, changes, option, options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.diffusion.methods import Config, Job
 
 ACROSS = 10
 """Most samples in a row of a picture."""
@@ -68,30 +68,27 @@ class Conditions:
         """
         import torch
 
-        from forerun.diffusion.loading import open_pipeline, resolve
-
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        return open_pipeline(resolve(self.pipeline))
+        return diffusion.open_pipeline(diffusion.loading.resolve(self.pipeline))
 
-    def job(self, pipeline: Any, count: int, steps: int, eta: float, frames: int | None) -> Job:
+    def job(
+        self, pipeline: Any, count: int, steps: int, eta: float, frames: int | None
+    ) -> diffusion.Job:
         """Samples to make by a pipeline.
 
         Raises:
             CheckpointError: for a file without conditions.
             ConfigError: for conditions, steps or frames that do not fit the pipeline.
         """
-        from forerun.diffusion.methods import Job
-        from forerun.diffusion.pipelines import kind_of
-
-        kind = kind_of(pipeline)
+        kind = diffusion.pipelines.kind_of(pipeline)
         prompt, negative = _embeds(self.conditions, count)
         most = pipeline.scheduler.config.num_train_timesteps
         if steps > most:
             raise ConfigError(f"steps is {steps}; this pipeline was trained with {most}.")
         if frames is not None and not kind.video:
             raise ConfigError(f"{kind.name} makes images; leave frames out.")
-        return Job(
+        return diffusion.Job(
             seeds=range(self.seed, self.seed + count),
             steps=steps,
             labels=self._labels(pipeline, count, prompt is not None),
@@ -103,9 +100,7 @@ class Conditions:
         )
 
     def _labels(self, pipeline: Any, count: int, prompted: bool) -> list[int] | None:
-        from forerun.diffusion.pipelines import denoiser_of, kind_of
-
-        kind = kind_of(pipeline)
+        kind = diffusion.pipelines.kind_of(pipeline)
         if kind.conditioning == "none":
             if self.labels or prompted:
                 raise ConfigError(
@@ -118,7 +113,7 @@ class Conditions:
             return None
         if getattr(pipeline, "text_encoder", None) is not None:
             raise ConfigError(f"{kind.name} reads prompts, not labels; give conditions.")
-        config = denoiser_of(pipeline).config
+        config = diffusion.pipelines.denoiser_of(pipeline).config
         classes = config.get("num_embeds_ada_norm") or config.get("cross_attention_dim") or 10
         labels = self.labels or range(min(10, classes))
         return [labels[index % len(labels)] for index in range(count)]
@@ -147,11 +142,9 @@ class Sampler(Conditions):
         Raises:
             ForerunError: as `open_pipeline` and `exchange_scheduler`.
         """
-        from forerun.diffusion.methods import exchange_scheduler
-
         pipeline = super().open()
         if self.scheduler != "own":
-            exchange_scheduler(pipeline, self.scheduler)
+            diffusion.methods.exchange_scheduler(pipeline, self.scheduler)
         return pipeline
 
 
@@ -164,7 +157,7 @@ class Sampling(Sampler):
         default=None, ge=1, le=1024, description="Frames of a clip; 16 unless given."
     )
 
-    def samples(self, pipeline: Any) -> Job:
+    def samples(self, pipeline: Any) -> diffusion.Job:
         """Samples to make by a pipeline; see `job`."""
         return self.job(pipeline, self.count, self.steps, self.eta or 0.0, self.frames)
 
@@ -236,31 +229,26 @@ class Methods:
                     "out."
                 )
 
-    def config(self) -> Config | None:
+    def config(self) -> diffusion.methods.Config | None:
         """The method's configuration; None for the plain sampler.
 
         Raises:
             ConfigError: for values that exclude each other.
         """
-        from forerun.diffusion.cfg_cache import CFGCacheConfig
-        from forerun.diffusion.feature_cache import FeatureCacheConfig
-        from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
-        from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
-
         if self.method == "cfg_cache":
             bound = self.cfg_drift_bound
             if bound is None and self.cfg_interval is None:
                 bound = 0.3
-            return CFGCacheConfig(
+            return diffusion.CFGCacheConfig(
                 interval=self.cfg_interval, drift_bound=bound, extrapolate=self.cfg_extrapolate
             )
         if self.method == "feature_cache":
-            return FeatureCacheConfig(self.feature_interval)
+            return diffusion.FeatureCacheConfig(self.feature_interval)
         if self.method == "key_frames":
             own = {name: getattr(self, name) for name in OWN["key_frames"]}
-            return VideoLatentCacheConfig(**own)
+            return diffusion.VideoLatentCacheConfig(**own)
         if self.method == "speculative":
-            return SpeculativeSamplingConfig(self.num_draft_steps, self.draft)
+            return diffusion.SpeculativeSamplingConfig(self.num_draft_steps, self.draft)
         return None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from forerun import diffusion
 from forerun.diffusion.commands.requests import ACROSS, Methods, Sampling
 from forerun.errors import ConfigError
 from forerun.options import FileName, option, options
@@ -17,8 +18,6 @@ from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from forerun.diffusion.methods import Made
 
 
 @options
@@ -47,16 +46,14 @@ def run(request: SampleRequest) -> Result:
     Raises:
         ForerunError: for a pipeline, conditions or settings that do not fit together.
     """
-    from forerun.diffusion.methods import call_denoiser, make
-
     pipeline = request.open()
     request, notes = _with_noise(request, pipeline)
     job, config = request.samples(pipeline), request.config()
     output = picture_path("output", request.output, clips=job.num_frames is not None)
     if request.compare:  # The first call takes longer, whatever the method.
-        call_denoiser(pipeline, request.count, job.num_frames)
-    made = make(pipeline, job, config)
-    full = make(pipeline, job) if request.compare else None
+        diffusion.methods.call_denoiser(pipeline, request.count, job.num_frames)
+    made = diffusion.make(pipeline, job, config)
+    full = diffusion.make(pipeline, job) if request.compare else None
     save_rows(_in_rows(made.images), output)
     if not made.exact:
         notes.append("approximate: changes the samples")
@@ -75,13 +72,12 @@ def run(request: SampleRequest) -> Result:
 
 def _with_noise(request: SampleRequest, pipeline: Any) -> tuple[SampleRequest, list[str]]:
     """The request with a stochastic sampler where speculative sampling needs one, and what was chosen."""
-    from forerun.diffusion.methods import exchange_scheduler, is_stochastic
-
-    if request.method != "speculative" or is_stochastic(pipeline, request.eta or 0.0):
+    methods = diffusion.methods
+    if request.method != "speculative" or methods.is_stochastic(pipeline, request.eta or 0.0):
         return replace(request, eta=request.eta or 0.0), []
     chosen: dict[str, Any] = {}
     if request.scheduler == "own" and type(pipeline.scheduler).__name__ != "DDIMScheduler":
-        exchange_scheduler(pipeline, "ddpm")
+        methods.exchange_scheduler(pipeline, "ddpm")
         chosen = {"scheduler": "ddpm"}
     elif request.eta is None:
         chosen = {"eta": 1.0}
@@ -93,27 +89,26 @@ def _with_noise(request: SampleRequest, pipeline: Any) -> tuple[SampleRequest, l
     ]
 
 
-def _content(method: str, made: Made, full: Made | None) -> dict[str, Any]:
-    from forerun.diffusion.quality import psnr
-
+def _content(method: str, made: diffusion.Made, full: diffusion.Made | None) -> dict[str, Any]:
     content = {"method": method, "exactness": _exactness(made), **_costs(made), **made.facts}
     if full is not None:
-        content |= {"full": _costs(full), "psnr": asdict(psnr(made.images, full.images))}
+        content |= {
+            "full": _costs(full),
+            "psnr": asdict(diffusion.psnr(made.images, full.images)),
+        }
     return content
 
 
-def _costs(made: Made) -> dict[str, Any]:
+def _costs(made: diffusion.Made) -> dict[str, Any]:
     counted = made.evaluations
     return {"calls": counted.calls, "evaluations": counted.samples, "seconds": made.seconds}
 
 
-def _exactness(made: Made) -> str:
+def _exactness(made: diffusion.Made) -> str:
     return "exact" if made.exact else "approximate"
 
 
-def _answers(method: str, made: Made, full: Made | None) -> list[str]:
-    from forerun.diffusion.quality import psnr
-
+def _answers(method: str, made: diffusion.Made, full: diffusion.Made | None) -> list[str]:
     counted = made.evaluations
     said = [
         f"{_number(len(made.images), 'sample')} ({_exactness(made)}): {counted.calls} passes of the network, "
@@ -124,7 +119,7 @@ def _answers(method: str, made: Made, full: Made | None) -> list[str]:
         said.append(
             f"the sampler as it is: {counted.calls} passes, {counted.samples} samples, "
             f"{full.seconds:.2f} s; PSNR of these against its own "
-            f"{psnr(made.images, full.images).value:.1f} dB"
+            f"{diffusion.psnr(made.images, full.images).value:.1f} dB"
         )
         if method != "none":
             said.append(_in_words(method, full.seconds / made.seconds))
