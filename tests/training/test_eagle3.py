@@ -104,6 +104,9 @@ def test_drafts_begin_where_the_target_wrote_what_follows() -> None:
         (1, 0): [True, False],
     }
     assert found.targets.sort().values.tolist() == [0, 1, 1, 2, 2, 4]
+    # After a token that the target did not write nothing counts.
+    gap = Continuations.drawn(torch.tensor([[-1, -1, -1, 0, -1, 1, 2]]), 2, 3, 1.0, 0)
+    assert gap.there[gap.anchors == 1].tolist() == [[True, False, False]]
     # Two of three and the only one, others with another seed.
     few = [Continuations.drawn(rows, 2, 2, 0.4, seed) for seed in range(50)]
     assert {tuple(own.there[..., 0].sum(-1).tolist()) for own in few} == {(2, 1)}
