@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -14,8 +15,8 @@ from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown, document, heading, line
 from forerun.report.plot import figure_of
 from forerun.report.result import Figure, Result, Sentence
-from forerun.report.svg import image, svg
-from forerun.report.table import Cell, Mark, Table, long_table
+from forerun.report.svg import image, style, svg
+from forerun.report.table import MEANINGS, Cell, Mark, Table, long_table
 from forerun.report.terminal import as_text, show
 
 ROWS = [{"name": "a | <b>", "value": 1.5}, {"name": "c", "value": 12.25}]
@@ -96,6 +97,35 @@ def test_charts_are_well_formed(chart: Picture) -> None:
     assert root[0].tag.endswith("style")
 
 
+LONG = "a name far longer than any chart is wide, which no reader takes in at once"
+CROWDED: list[Picture] = [
+    Curves("c", "x", {"": {f"{n} {LONG[: 9 * n]}": Line([0, 9e6], [0, 2e-3]) for n in range(9)}}),
+    Spans("s", "times", [Span(LONG, 1, 2, 3, "1.23 (0.91 to 1.42)", "win")], 1.0),
+    Bars("b", "ms", [Bar(LONG, [1] * 6, "12.34 ms")], ["target", "verification", *"cdef"]),
+]
+
+
+@pytest.mark.parametrize("chart", [*CHARTS, *CROWDED])
+def test_charts_can_be_read_on_a_page_360_pixels_wide(chart: Picture) -> None:
+    """Text is of 9 pixels at least, ends inside the chart, and does not run into its neighbour."""
+    narrow, _, _ = style().partition("@media (min-width")
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", narrow)]
+    assert "min-width" not in narrow
+    root = ElementTree.fromstring(svg(chart))
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    assert min(sizes) * (360 - 2 * 20) / width >= 9
+    lines: dict[float, list[tuple[float, float]]] = {}
+    for text in root.iter("text"):
+        x, y, long = float(text.attrib["x"]), float(text.attrib["y"]), 6.5 * len(text.text or "")
+        start = x - long * {"start": 0, "middle": 0.5, "end": 1}[text.attrib["text-anchor"]]
+        assert -1 <= start <= start + long <= width + 1
+        assert 0 <= y <= height
+        lines.setdefault(y, []).append((start, start + long))
+    for places in map(sorted, lines.values()):
+        for (_, end), (start, _) in itertools.pairwise(places):
+            assert end <= start
+
+
 def test_the_object_is_what_the_command_says_or_its_fields() -> None:
     begun = made_with(None)
     said = Result(content={"a": 1}, settings={"s": 2}, answers=["b"], mode="m").as_dict()
@@ -104,11 +134,12 @@ def test_the_object_is_what_the_command_says_or_its_fields() -> None:
     assert fields == {**begun, "mode": "m", "settings": {"s": 1}, "f": 3, "rows": [{"r": 2}]}
 
 
-def test_a_page_holds_the_notes_and_the_legend_of_its_tables() -> None:
+def test_a_page_and_a_document_hold_the_notes_and_the_legend_of_its_tables() -> None:
     marked = Table("t", ["a"], [[[Cell("1", Mark.SLOWER)]]], notes=["a note below it"])
-    text = page(Result(tables=[marked], title="x"))
-    assert "a note below it" in text
-    assert f"{Mark.SLOWER} " in text
+    result = Result(tables=[marked], title="x")
+    for text in (page(result), document(result)):
+        assert "a note below it" in text
+        assert f"{Mark.SLOWER} {MEANINGS[Mark.SLOWER]}" in text
 
 
 def test_a_result_without_charts_is_refused_by_the_drawer() -> None:

@@ -36,8 +36,9 @@ def test_labels_do_not_cover_each_other() -> None:
     curve = [(10, dict.fromkeys("abcdefghijkl", 1.0))]
     root = ElementTree.fromstring(draw(curve, ""))
     texts = root.iter(f"{SVG}text")
-    heights = [float(t.attrib["y"]) for t in texts if "series" in t.attrib["class"]]
-    assert len(heights) == 13
+    places = [t.attrib for t in texts if "series" in t.attrib["class"]]
+    assert len({(place["x"], place["y"]) for place in places}) == 13
+    heights = {float(place["y"]) for place in places}
     assert all(lower - upper >= 15 for upper, lower in pairwise(sorted(heights)))
     assert 0 < min(heights) < max(heights) < float(root.attrib["viewBox"].split()[3])
 

@@ -64,9 +64,7 @@ def _words(text: str) -> str:
 
 def _figure(figure: Figure) -> str:
     title, text = escape(figure.title), escape(figure.text)
-    return (
-        f"<figure><h3>{title}</h3><p>{text}</p><div class='wide'>{svg(figure.chart)}</div></figure>"
-    )
+    return f"<figure><h3>{title}</h3><p>{text}</p>{svg(figure.chart)}</figure>"
 
 
 def _table(table: Table) -> str:

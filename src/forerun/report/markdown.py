@@ -44,7 +44,7 @@ def _blocks(result: Result) -> Iterator[str]:
         yield as_markdown(table)
         yield from table.notes
     said = [*(as_sentence(ending).text for ending in result.endings), *result.notes]
-    said += [f"{name}: {text}" for name, text in result.described.items()]
+    said += [*result.legend, *(f"{name}: {text}" for name, text in result.described.items())]
     if said:
         yield "## How it was measured"
         yield "\n".join(f"- {text}" for text in said)

@@ -1,4 +1,7 @@
-"""Drawer of a page's charts as inline SVG, in the colours of the page, readable without colour too."""
+"""Drawer of a page's charts as inline SVG, in the colours of the page, readable without colour too.
+
+Charts are narrow, so that their text can be read on a page 360 pixels wide: names stand above what they name.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ from importlib import resources
 
 from forerun.report.chart import Bars, Curves, Picture, Spans, amount
 
-WIDTH = 760
-# Room for names at the left and for numbers at the right.
-LEFT, RIGHT = 210, 150
-_ROW, _AXIS, _TOP = 24, 34, 8
+WIDTH = 420
+# Room at the left for the numbers of an axis, and at the right for half of the last one below.
+_LEFT, _RIGHT = 50, 20
+_ROW, _AXIS, _TOP = 44, 36, 8
 _HEIGHT = 250
 _BAR = 15
+# Room for a letter, and for a swatch with its gaps.
+_LETTER, _SWATCH, _LINE = 7.0, 40, 18
 # Numbers of an axis from which on a prefix such as k shortens them.
 _LONG = 10_000
-# Letters of a name that fit beside a chart.
+# Letters of a name that fit into half a chart.
 _LETTERS = 27
 # Line patterns and marks of series, so that colour is not the only sign.
 _DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "4 2 1 2")
@@ -47,21 +52,20 @@ def _spans(chart: Spans) -> str:
     rows, mark = chart.rows, chart.mark
     ends = [end for row in rows for end in (row.low, row.high)]
     ends += [mark] if mark is not None else []
-    scale = _Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
+    scale = _Scale(min(ends), max(ends), _RIGHT, WIDTH - _RIGHT)
     bottom = _TOP + _ROW * len(rows)
     parts = [_axis(scale, _TOP, bottom, chart.x_label)]
     if mark is not None:
         parts.append(_line(scale(mark), _TOP, scale(mark), bottom, "one"))
     for number, row in enumerate(rows):
-        y = _TOP + _ROW * (number + 0.5)
-        parts.append(_name(LEFT - 10, y + 4, row.name, "name", "end"))
+        y = _TOP + _ROW * number + 29
+        parts.append(_above(y, row.name, row.words))
         parts.append(_line(scale(row.low), y, scale(row.high), y, f"span {row.kind}"))
         for end in (row.low, row.high):
             parts.append(_line(scale(end), y - 4, scale(end), y + 4, f"span {row.kind}"))
         parts.append(
             f'<circle class="dot {row.kind}" cx="{scale(row.value):.1f}" cy="{y:.1f}" r="4.5"/>'
         )
-        parts.append(_text(WIDTH - RIGHT + 10, y + 4, row.words, "words"))
     return _svg(chart.title, bottom + _AXIS, parts)
 
 
@@ -69,15 +73,15 @@ def _bars(chart: Bars) -> str:
     """Stacked bars, the names of their parts explained above."""
     rows, names = chart.rows, chart.names
     longest = max(sum(row.parts) for row in rows)
-    scale = _Scale(0.0, longest, LEFT, WIDTH - RIGHT, exact=True)
+    scale = _Scale(0.0, longest, _RIGHT, WIDTH - _RIGHT, exact=True)
     shown = [at for at in range(len(names)) if any(row.parts[at] > 0 for row in rows)]
-    top = _TOP + 22
+    swatch = '<rect class="fill{}" width="11" height="11" x="25"/>'
+    legend, top = _legend([(names[at], swatch.format(at), "words") for at in shown], _TOP)
     bottom = top + _ROW * len(rows)
-    parts = [_legend([(names[at], f"fill{at}") for at in shown])]
-    parts.append(_axis(scale, top, bottom, chart.x_label))
+    parts = [legend, _axis(scale, top, bottom, chart.x_label)]
     for number, row in enumerate(rows):
-        y, start = top + _ROW * (number + 0.5), 0.0
-        parts.append(_name(LEFT - 10, y + 4, row.name, "name", "end"))
+        y, start = top + _ROW * number + 29, 0.0
+        parts.append(_above(y, row.name, row.words))
         for at in shown:
             left, right = scale(start), scale(start + row.parts[at])
             start += row.parts[at]
@@ -86,39 +90,38 @@ def _bars(chart: Bars) -> str:
                 f'width="{max(right - left, 0):.1f}" height="{_BAR}">'
                 f"<title>{escape(names[at])}: {row.parts[at]:.2f}</title></rect>"
             )
-        parts.append(_text(WIDTH - RIGHT + 10, y + 4, row.words, "words"))
     return _svg(chart.title, bottom + _AXIS, parts)
 
 
 def _curves(chart: Curves) -> str:
-    """Lines with their names at their ends."""
+    """Lines, with their names below."""
     lines, percent = next(iter(chart.panels.values())), chart.percent
     every = [x for line in lines.values() for x in line.x]
     highest = 1.0 if percent else max(y for line in lines.values() for y in line.y)
-    left, right, top = 60, WIDTH - 210, _TOP + 18
-    xs = _Scale(min(every), max(every), left, right, exact=True)
+    right, top = WIDTH - _RIGHT, _TOP + 18
+    xs = _Scale(min(every), max(every), _LEFT, right, exact=True)
     ys = _Scale(chart.lowest, highest, _HEIGHT, top, exact=percent)
     parts = [_axis(xs, top, _HEIGHT, chart.x_label, whole=percent)]
-    parts.append(_text(left, _TOP + 4, chart.y_label, "label"))
+    parts.append(_text(0, _TOP + 4, chart.y_label, "label"))
     for tick in ys.ticks:
-        parts.append(_line(left, ys(tick), right, ys(tick), "grid"))
+        parts.append(_line(_LEFT, ys(tick), right, ys(tick), "grid"))
         label = f"{tick:.0%}" if percent else f"{tick:g}"
-        parts.append(_text(left - 8, ys(tick) + 4, label, "tick", "end"))
-    places = _apart([(ys(line.y[-1]), xs(line.x[-1])) for line in lines.values()])
-    number = 0
-    for (name, line), place in zip(lines.items(), places, strict=True):
+        parts.append(_text(_LEFT - 8, ys(tick) + 4, label, "tick", "end"))
+    number, entries = 0, []
+    for name, line in lines.items():
         kind = "plain" if line.plain else f"line{number % len(_DASHES)}"
         dashes = "" if line.plain else _DASHES[number % len(_DASHES)]
         number += not line.plain
+        drawn = f'class="curve {kind}" stroke-dasharray="{dashes}"'
         path = " ".join(f"{xs(x):.1f},{ys(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
         x, y = line.x[-1], line.y[-1]
         parts.append(
-            f'<polyline class="curve {kind}" stroke-dasharray="{dashes}" points="{path}"/>'
+            f'<polyline {drawn} points="{path}"/>'
             f'<circle class="end {kind}" cx="{xs(x):.1f}" cy="{ys(y):.1f}" r="3"/>'
         )
-        parts.append(_line(xs(x) + 4, ys(y), right + 14, place, "leader"))
-        parts.append(_name(right + 18, place + 4, name, f"series {kind}"))
-    return _svg(chart.title, _HEIGHT + _AXIS, parts)
+        entries.append((name, f'<line {drawn} x2="36" y1="6" y2="6"/>', f"series {kind}"))
+    legend, bottom = _legend(entries, _HEIGHT + _AXIS)
+    return _svg(chart.title, bottom, [*parts, legend])
 
 
 class _Scale:
@@ -163,25 +166,22 @@ def _axis(scale: _Scale, top: float, y: float, label: str, *, whole: bool = Fals
     return "".join(parts)
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    parts, x = [], float(LEFT)
-    for name, kind in entries:
-        parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{_TOP}" width="11" height="11"/>')
-        parts.append(_text(x + 15, _TOP + 10, name, "words"))
-        x += 30 + 6.6 * len(name)
-    return "".join(parts)
+def _legend(entries: Sequence[tuple[str, str, str]], top: float) -> tuple[str, float]:
+    """Names behind their swatches, in as many lines as they take, and the height below them."""
+    parts, x, y = [], 0.0, top + 12
+    for name, swatch, kind in entries:
+        width = _SWATCH + _LETTER * min(len(name), 2 * _LETTERS) + 12
+        if x and x + width > WIDTH:
+            x, y = 0.0, y + _LINE
+        parts.append(f'<g transform="translate({x:.1f} {y - 10:.1f})">{swatch}</g>')
+        parts.append(_name(x + _SWATCH, y, name, kind, 2 * _LETTERS - 6))
+        x += width
+    return "".join(parts), y + 6
 
 
-def _apart(ends: Sequence[tuple[float, float]]) -> list[float]:
-    """Heights for the names of lines that end there, at least a line apart; of equal heights the line
-    that ends first comes first."""
-    order = sorted(range(len(ends)), key=lambda at: ends[at])
-    put = [height for height, _ in ends]
-    for before, at in zip([None, *order], order, strict=False):
-        if before is not None:
-            put[at] = max(put[at], put[before] + 15)
-    over = max(0.0, max(put, default=0.0) - (_HEIGHT - 2))
-    return [place - over for place in put]
+def _above(y: float, name: str, words: str) -> str:
+    """Name of a row and the words behind it, above what it shows."""
+    return _name(0, y - 13, name, "name") + _text(WIDTH, y - 13, words, "words", "end")
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
@@ -195,12 +195,11 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _name(x: float, y: float, name: str, kind: str, anchor: str = "start") -> str:
+def _name(x: float, y: float, name: str, kind: str, most: int = _LETTERS) -> str:
     """A name; of a long one the middle is left out, and shown in full where one points at it."""
-    if len(name) <= _LETTERS:
-        return _text(x, y, name, kind, anchor)
-    short = f"{name[: _LETTERS // 2]}…{name[-(_LETTERS // 2) :]}"
-    text = _text(x, y, short, kind, anchor)
+    if len(name) <= most:
+        return _text(x, y, name, kind)
+    text = _text(x, y, f"{name[: most // 2]}…{name[-(most // 2) :]}", kind)
     return text.replace("</text>", f"<title>{escape(name)}</title></text>")
 
 
