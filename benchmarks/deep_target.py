@@ -108,7 +108,7 @@ def measure(deep: Deep, options: argparse.Namespace) -> tuple[BenchReport, dict[
     workshop = Workshop(Checkpoint.open(deep.path), {"dtype": options.dtype})
     with loading_once(), bars():
         prepared = workshop.prepare(_questions(options), params)
-        plain = workshop.plain(prepared, params, 1)
+        plain = workshop.engine(False, prepared, params, 1)
         begin = made_with(plain.target.device)
         header = {"model": deep.path.name, "dtype": options.dtype, "hardware": begin["hardware"]}
         done: list[MeasuredPair] = []

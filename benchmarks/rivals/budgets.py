@@ -10,7 +10,7 @@ from operator import mul
 import numpy as np
 
 from benchmarks.rivals.replay import Offer, Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import DraftChoice
+from benchmarks.rivals.rounds import DraftChoice
 from forerun.costs.rounds import RoundCosts, Seconds
 
 # vLLM 0.33, v1/worker/gpu/spec_decode/acceptance_estimator.py.

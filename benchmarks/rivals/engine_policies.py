@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, DraftChoice
+from benchmarks.rivals.rounds import PLAIN, DraftChoice
 from forerun.contracts import CausalLM, Drafter, Policy
 from forerun.core import NO_DRAFT, Draft, Origin, Plan, Request, RoundTimes, Verdict
 from forerun.costs.rounds import RoundCosts, Seconds

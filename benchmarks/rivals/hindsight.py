@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from benchmarks.rivals.replay import ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, DraftChoice, Recorded
+from benchmarks.rivals.rounds import PLAIN, DraftChoice, Recorded
 from forerun.costs.rounds import RoundCosts
 
 

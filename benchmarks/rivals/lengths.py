@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
-from forerun.bench.tune.replay import PLAIN, DraftChoice
+from benchmarks.rivals.rounds import PLAIN, DraftChoice
 from forerun.costs.rounds import RoundCosts, Seconds
 
 

@@ -85,7 +85,10 @@ def common_scale(
 ) -> dict[str, RoundCosts]:
     """Costs of several candidates as of one machine at one time: plain decoding of the texts takes the
     same in all."""
-    plain = {name: sum(plain_seconds([text], one) for text in texts) for name, one in costs.items()}
+    firsts = [next(iter(text.values())) for text in texts]
+    plain = {
+        name: sum(plain_seconds([text], one) for text in firsts) for name, one in costs.items()
+    }
     usual = statistics.median(plain.values())
     return {name: scaled(one, usual / plain[name]) for name, one in costs.items()}
 

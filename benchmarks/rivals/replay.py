@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.bench.tune.replay import (
+from benchmarks.rivals.rounds import (
     PLAIN,
     DraftChoice,
     Recorded,

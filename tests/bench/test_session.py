@@ -261,9 +261,9 @@ def test_a_disturbed_pair_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_groups_cover_every_prompt() -> None:
     for size in (1, 2, 3, 7):
         groups = [group for begin in grouped(PROMPTS, [size]) for group in begin]
-        assert all(len(group.prompts) == size for group in groups)
-        assert all(len({p.category for p in group.prompts}) == 1 for group in groups)
-        assert {p.prompt_id for g in groups for p in g.prompts} == {p.prompt_id for p in PROMPTS}
+        assert all(len(group) == size for group in groups)
+        assert all(len({p.category for p in group}) == 1 for group in groups)
+        assert {p.prompt_id for g in groups for p in g} == {p.prompt_id for p in PROMPTS}
 
 
 def test_rows_survive_json() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.replay import Fixed, View, replay
+from benchmarks.rivals.rounds import DraftChoice, Replayed
 from forerun.bench.tune.records import RecordedOutput
-from forerun.bench.tune.replay import DraftChoice, Replayed, plain_seconds
+from forerun.bench.tune.replay import plain_seconds
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import auto
@@ -92,7 +93,7 @@ def test_drafters_answer_what_was_recorded_at_the_position() -> None:
 def test_auto_loses_no_more_than_it_may_and_gains_where_it_can(accepted: int, draft: float) -> None:
     text = {"made": recorded("made", accepted)}
     table = costs(draft=draft)
-    plain = plain_seconds([text], table)
+    plain = plain_seconds(list(text.values()), table)
     best = min(
         plain, *(replay([text], {"made": table}, Fixed("made", n)).seconds for n in range(1, 7))
     )

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, View, replay
-from forerun.bench.tune.replay import PLAIN, DraftChoice, plain_seconds
+from benchmarks.rivals.rounds import PLAIN, DraftChoice
+from forerun.bench.tune.replay import plain_seconds
 from forerun.bench.tune.replay import replay as replay_length
 from forerun.errors import ConfigError
 from tests.helpers.recorded import costs, output, recorded
@@ -80,14 +81,22 @@ def test_all_tokens_are_emitted_once_side_by_side_too() -> None:
 def test_plain_rounds_cost_what_plain_decoding_costs_here() -> None:
     batch = [recorded(seed) for seed in range(3)]
     replayed = replay(batch, COSTS, Fixed("cheap", 0))
-    assert replayed.seconds == pytest.approx(plain_seconds(batch, COSTS["cheap"]))
+    assert replayed.seconds == pytest.approx(
+        plain_seconds([text["cheap"] for text in batch], COSTS["cheap"])
+    )
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 8])
 def test_a_policy_of_one_length_is_replayed_as_that_length(length: int) -> None:
-    batch = [{"good": output("good", 20 + seed, seed)} for seed in range(3)]
-    expected = replay_length(batch, COSTS["good"], "good", length)
-    assert replay(batch, {"good": COSTS["good"]}, Fixed("good", length)) == expected
+    outputs = [output("good", 20 + seed, seed) for seed in range(3)]
+    expected = replay_length(outputs, COSTS["good"], length)
+    batch = [{"good": output} for output in outputs]
+    found = replay(batch, {"good": COSTS["good"]}, Fixed("good", length))
+    assert (found.rounds, found.tokens, found.drafted, found.accepted) == (
+        *(expected.rounds, expected.tokens, expected.drafted, expected.accepted),
+    )
+    assert found.seconds == pytest.approx(expected.total)
+    assert found.draft_seconds == pytest.approx(expected.seconds.draft)
 
 
 def test_a_policy_is_shown_the_past_alone() -> None:

@@ -13,8 +13,8 @@ from benchmarks.rivals.engine_policies import EnginePolicy
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, scaled, seconds_of
 from benchmarks.rivals.replay import Offer, Outcome, View, replay
+from benchmarks.rivals.rounds import DraftChoice
 from forerun.bench.tune.records import PromptTiming, Records, RoundTiming
-from forerun.bench.tune.replay import DraftChoice
 from forerun.costs.rounds import Seconds
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength

@@ -58,9 +58,9 @@ def test_forerun_by_itself_runs_beside_candidates_that_were_not_named(
     short = (*SMALL[:-4], "--longest", "2", "--confirm", "1", "--records", file)
     result = cli.run("tune", "--model", cli.target, "--prompts", prompts, *short)
     assert result.exit_code == 0, result.output
-    run = Records.read(file).confirmed.values()
-    assert "default" in {one.candidate for one in run}
-    assert len({one.candidate for one in run}) == 2
+    run = {key.setting for key in Records.read(file).pairs}
+    assert "default" in run
+    assert len(run) == 2
 
 
 def test_batches_trees_and_precisions_are_settings_too(cli: Cli, prompts: str) -> None:
@@ -184,5 +184,5 @@ def test_what_cannot_be_tuned_is_refused(cli: Cli, write: Write, prompts: str) -
     assert "nagram" in refused(cli.run(*model, prompts, "--methods", "nagram"))
     other = write("other.jsonl", '{"format": "something", "version": 1, "made_with": {}}\n')
     assert "not a file of `forerun tune`" in refused(cli.run(*model, prompts, "--records", other))
-    missing = refused(cli.run(*model, prompts, "--methods", "draft_model", "--max-context", "128"))
+    missing = refused(cli.run(*model, prompts, "--methods", "draft_model", "--max-tokens", "8"))
     assert "no draft model is known" in missing

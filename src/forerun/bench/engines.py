@@ -12,6 +12,7 @@ from typing import Any
 from forerun.bench.contestants import Drafting
 from forerun.bench.prompts import Preparation, Prepared
 from forerun.bench.settings import Setting
+from forerun.contracts import Policy
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.files import CACHE_VARIABLE
@@ -45,9 +46,16 @@ class Workshop:
         engine = self._engine(False, self.max_context, 1)
         return Preparation(engine, params, **options).prepare(questions)
 
-    def plain(self, prepared: Prepared, params: SamplingParams, batch: int) -> Engine:
-        """An engine without a drafter."""
-        return self._engine(False, self._context(prepared, params), batch)
+    def engine(
+        self,
+        speculative: Any,
+        prepared: Prepared,
+        params: SamplingParams,
+        batch: int,
+        policy: Policy | None = None,
+    ) -> Engine:
+        """An engine with room for the prompts and their outputs; `speculative` as `forerun.load` takes it."""
+        return self._engine(speculative, self._context(prepared, params), batch, policy)
 
     @contextmanager
     def drafting(
@@ -64,7 +72,7 @@ class Workshop:
             folder = stack.enter_context(TemporaryDirectory(prefix="forerun-bench-"))
             for number, setting in enumerate(settings):
                 with _learning_in(folder) if setting.cold else nullcontext():
-                    engine = self._engine(setting.config, self._context(prepared, params), batch)
+                    engine = self.engine(setting.config, prepared, params, batch)
                 made.append(Drafting(setting, stack.enter_context(engine)))
                 report("loading drafters", number + 1, len(settings))
             yield made
@@ -74,10 +82,13 @@ class Workshop:
         needed = -(-(longest + (params.max_tokens or 1)) // _STEP) * _STEP
         return min(needed, self.max_context or self.checkpoint.summary.max_context)
 
-    def _engine(self, speculative: Any, context: int | None, batch: int) -> Engine:
+    def _engine(
+        self, speculative: Any, context: int | None, batch: int, policy: Policy | None = None
+    ) -> Engine:
         return load(
             self.checkpoint,
             speculative,
+            policy=policy,
             max_context=context,
             max_batch_size=batch,
             prefix_reuse=False,

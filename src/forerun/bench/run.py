@@ -180,7 +180,7 @@ def measuring(
                 system=request.system,
                 variables=dict(request.template_var) or None,
             )
-            plain = workshop.plain(prepared, params, batch)
+            plain = workshop.engine(False, prepared, params, batch)
             drafting = workshop.drafting(crossed.settings, prepared, params, batch)
             contestants = stack.enter_context(drafting)
         facts = _facts(request, plain, prepared, params) | _default_fact(crossed)

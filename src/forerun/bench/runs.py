@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 
 from forerun.core import Hints, Stats
 from forerun.engine.engine import Engine
-from forerun.engine.requests import Completion
+from forerun.engine.requests import Completion, TokenEvent
 from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
 
@@ -77,54 +78,93 @@ class Timed:
         return None
 
 
+@dataclass(frozen=True)
+class Step:
+    """One step of an engine: its events, its seconds, and those that went into prompts."""
+
+    events: list[TokenEvent]
+    seconds: float
+    prefill: float
+
+
+class SideBySide:
+    """Requests that an engine decodes at once, from empty caches.
+
+    Each has a namespace of its own: what a drafter remembers of another run would help this one.
+
+    Args:
+        engine: that decodes them.
+        prompts: one a request.
+        params: of all requests.
+        speculative: False decodes plainly, in rounds without drafts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[EncodedPrompt],
+        params: SamplingParams,
+        speculative: bool = True,
+    ) -> None:
+        empty_caches(engine)
+        self.engine, self.started = engine, perf_counter()
+        self.numbers = [
+            engine.add(
+                prompt.token_ids,
+                params,
+                speculative=speculative,
+                hints=alone(Hints(prompt.prediction)),
+            )
+            for prompt in prompts
+        ]
+
+    def steps(self) -> Iterator[Step]:
+        """The steps until all requests have ended; those of an interrupted run are cancelled."""
+        engine = self.engine
+        try:
+            while engine.has_work:
+                before, started = engine.stats.prefill_seconds, perf_counter()
+                events = engine.step()
+                seconds = perf_counter() - started
+                yield Step(events, seconds, engine.stats.prefill_seconds - before)
+        except BaseException:
+            for number in self.numbers:
+                engine.cancel(number)
+            raise
+
+    def completions(self) -> tuple[Completion, ...]:
+        """The outputs, in the order of the prompts.
+
+        Raises:
+            Exception: that ended a request.
+        """
+        completions = tuple(map(self.engine.completion, self.numbers))
+        for completion in completions:
+            if completion.error is not None:
+                raise completion.error
+        return completions
+
+
 def run_drafting(
     engine: Engine,
     prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     speculative: bool = True,
 ) -> Timed:
-    """Decode prompts at once from empty caches, in rounds.
-
-    Each request has a namespace of its own: what a drafter remembers of another run would help this one.
-    """
-    empty_caches(engine)
-    arrivals: dict[int, list[float]] = {}
-    bursts: dict[int, list[int]] = {}
-    started = perf_counter()
-    numbers = [
-        engine.add(
-            prompt.token_ids,
-            params,
-            speculative=speculative,
-            hints=alone(Hints(prompt.prediction)),
-        )
-        for prompt in prompts
-    ]
-    try:
-        while engine.has_work:
-            events = engine.step()
-            now = perf_counter() - started
-            for event in events:
-                own = arrivals.setdefault(event.request_id, [])
-                sizes = bursts.setdefault(event.request_id, [])
-                if own and own[-1] == now:
-                    sizes[-1] += 1
-                else:
-                    own.append(now)
-                    sizes.append(1)
-        seconds = perf_counter() - started
-    except BaseException:
-        for number in numbers:
-            engine.cancel(number)
-        raise
-    completions = tuple(engine.completion(number) for number in numbers)
-    for completion in completions:
-        if completion.error is not None:
-            raise completion.error
+    """Decode prompts at once from empty caches, in rounds."""
+    requests = SideBySide(engine, prompts, params, speculative)
+    arrivals: dict[int, list[float]] = {number: [] for number in requests.numbers}
+    bursts: dict[int, list[int]] = {number: [] for number in requests.numbers}
+    for step in requests.steps():
+        now = perf_counter() - requests.started
+        for number, count in Counter(event.request_id for event in step.events).items():
+            arrivals[number].append(now)
+            bursts[number].append(count)
+    seconds = perf_counter() - requests.started
     return Timed(
-        completions,
-        tuple(tuple(arrivals.get(number, ())) for number in numbers),
-        tuple(tuple(bursts.get(number, ())) for number in numbers),
+        requests.completions(),
+        tuple(map(tuple, arrivals.values())),
+        tuple(map(tuple, bursts.values())),
         seconds,
     )
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Protocol, TypeVar
 
 from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
@@ -22,21 +23,30 @@ TRIES = 3
 FAILURES = 2
 
 
-@dataclass(frozen=True)
-class PromptGroup:
-    """Prompts of a category that are decoded at once."""
-
-    prompts: tuple[EncodedPrompt, ...]
-
-    def key(self, setting: str, temperature: float) -> PairKey:
-        ids = tuple(prompt.prompt_id for prompt in self.prompts)
-        return PairKey(setting, temperature, len(ids), self.prompts[0].category, ids)
+Group = tuple[EncodedPrompt, ...]
+"""Prompts of a category that are decoded at once."""
 
 
-def grouped(prompts: Sequence[EncodedPrompt], batches: Sequence[int]) -> list[list[PromptGroup]]:
+class OfCategory(Protocol):
+    """A prompt or what was made of it."""
+
+    @property
+    def category(self) -> str: ...
+
+
+P = TypeVar("P", bound=OfCategory)
+
+
+def key_of(group: Group, setting: str, temperature: float) -> PairKey:
+    """Identity of a measurement."""
+    ids = tuple(prompt.prompt_id for prompt in group)
+    return PairKey(setting, temperature, len(ids), group[0].category, ids)
+
+
+def grouped(prompts: Sequence[P], batches: Sequence[int]) -> list[list[tuple[P, ...]]]:
     """For each prompt the groups that begin with it: of each size those after it in its category, from
     its first prompts again where there are no more."""
-    categories: dict[str, list[EncodedPrompt]] = defaultdict(list)
+    categories: dict[str, list[P]] = defaultdict(list)
     for prompt in prompts:
         categories[prompt.category].append(prompt)
     places: Counter[str] = Counter()
@@ -46,7 +56,7 @@ def grouped(prompts: Sequence[EncodedPrompt], batches: Sequence[int]) -> list[li
         places[prompt.category] += 1
         groups.append(
             [
-                PromptGroup(tuple(own[(place + i) % len(own)] for i in range(size)))
+                tuple(own[(place + i) % len(own)] for i in range(size))
                 for size in batches
                 if place % size == 0
             ]
@@ -132,7 +142,7 @@ class BenchSession:
                 shift = turn % max(1, len(missing))
                 for contestant in (*missing[shift:], *missing[:shift]):
                     measured += 1
-                    if (contestant.name, temperature, len(group.prompts)) in losers.dropped:
+                    if (contestant.name, temperature, len(group)) in losers.dropped:
                         continue
                     row = self._row(contestant, group, temperature)
                     losers.add(row)
@@ -142,7 +152,7 @@ class BenchSession:
     def usable(self) -> list[MeasuredPair]:
         """The rows of an earlier session that this one does not measure again."""
         wanted = {
-            group.key(contestant.name, temperature): digest_of(group.prompts)
+            key_of(group, contestant.name, temperature): digest_of(group)
             for begin in grouped(self.prompts, self.batches)
             for group in begin
             for contestant in self.contestants
@@ -154,19 +164,19 @@ class BenchSession:
             if row.error is None and wanted.get(key) == row.digest
         ]
 
-    def _missing(self, group: PromptGroup, temperature: float) -> list[Contestant]:
+    def _missing(self, group: Group, temperature: float) -> list[Contestant]:
         """Contestants that take part and have no row."""
         params = self._params(temperature)
         return [
             contestant
             for contestant in self.contestants
-            if contestant.takes(params, len(group.prompts))
+            if contestant.takes(params, len(group))
             and not self._has(group, contestant.name, temperature)
         ]
 
-    def _has(self, group: PromptGroup, name: str, temperature: float) -> bool:
-        row = self.done.get(group.key(name, temperature))
-        return row is not None and row.error is None and row.digest == digest_of(group.prompts)
+    def _has(self, group: Group, name: str, temperature: float) -> bool:
+        row = self.done.get(key_of(group, name, temperature))
+        return row is not None and row.error is None and row.digest == digest_of(group)
 
     def _params(self, temperature: float) -> SamplingParams:
         return replace(self.params, temperature=temperature)
@@ -178,8 +188,8 @@ class BenchSession:
         # No round of the work is timed while a bar is drawn.
         report("measuring", min(999, int(1000 * share)) if measured < total else 1000, 1000)
 
-    def _row(self, contestant: Contestant, group: PromptGroup, temperature: float) -> MeasuredPair:
-        key, digest = group.key(contestant.name, temperature), digest_of(group.prompts)
+    def _row(self, contestant: Contestant, group: Group, temperature: float) -> MeasuredPair:
+        key, digest = key_of(group, contestant.name, temperature), digest_of(group)
         if self._failures[contestant.name] >= FAILURES:
             return MeasuredPair(key, digest, error="not tried again after its failures")
         try:
@@ -193,14 +203,14 @@ class BenchSession:
         return row
 
     def _measured(
-        self, contestant: Contestant, group: PromptGroup, key: PairKey, digest: str
+        self, contestant: Contestant, group: Group, key: PairKey, digest: str
     ) -> MeasuredPair:
         params = self._params(key.temperature)
         self._warm_up(contestant, group, params)
         why: str | None = None
         for _ in range(TRIES):
-            plain = run_plain(self.plain, group.prompts, params)
-            other = contestant.measure(group.prompts, params, plain)
+            plain = run_plain(self.plain, group, params)
+            other = contestant.measure(group, params, plain)
             why = plain.disturbed or other.disturbed
             if not why and plain.tokens and other.side.tokens and other.side.seconds > 0:
                 return MeasuredPair(
@@ -215,14 +225,14 @@ class BenchSession:
                 )
         return MeasuredPair(key, digest, error=f"its times do not count: {why or 'no time passed'}")
 
-    def _warm_up(self, contestant: Contestant, group: PromptGroup, params: SamplingParams) -> None:
+    def _warm_up(self, contestant: Contestant, group: Group, params: SamplingParams) -> None:
         short = replace(params, max_tokens=WARM_UP_TOKENS)
-        batch = len(group.prompts)
+        batch = len(group)
         if ("", batch) not in self._warm:
-            run_plain(self.plain, group.prompts, short)
+            run_plain(self.plain, group, short)
             self._warm.add(("", batch))
         if (contestant.name, batch) not in self._warm:
-            contestant.warm_up(group.prompts, short)
+            contestant.warm_up(group, short)
             self._warm.add((contestant.name, batch))
 
 

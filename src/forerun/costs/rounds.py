@@ -6,6 +6,7 @@ measurements (`CostTable`). All other costs follow from them.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -78,6 +79,9 @@ class Seconds:
     def total(self) -> Any:
         """Seconds of the whole round."""
         return self.draft + self.target + self.verify + self.host
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

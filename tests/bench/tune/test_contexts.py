@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+from forerun.bench.engines import Workshop
+from forerun.bench.prompts import Prepared
 from forerun.bench.runs import EncodedPrompt
-from forerun.bench.tune.contexts import BreakEven, Shares, break_even, shares_of
-from forerun.bench.tune.prediction import Prediction, _predict
+from forerun.bench.tune.candidates import Candidate
+from forerun.bench.tune.contexts import BreakEven, Shares
+from forerun.bench.tune.prediction import Prediction
+from forerun.bench.tune.prediction import predicted as prediction_of
 from forerun.bench.tune.records import RecordedOutput, Records
-from forerun.bench.tune.run import Tuning, tune
+from forerun.bench.tune.run import Tuner, Tuning
 from forerun.bench.tune.words import contexts_in_words
-from forerun.bench.tune.workbench import Candidate, Workbench
 from forerun.contracts import Drafter
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
-from forerun.errors import ConfigError
+from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.simulation.hardware import WindowedCosts
 from forerun.simulation.planning import break_even_context
@@ -48,7 +51,7 @@ def windowed(context: int) -> float:
 
 
 def shares(share: Callable[[int], float | None] = windowed, longest: int = LONGEST) -> Shares:
-    found = shares_of(drafter(share), "made", longest)
+    found = Shares.of(drafter(share), longest)
     assert found is not None
     return found
 
@@ -57,17 +60,11 @@ def drafter(share: Callable[[int], float | None]) -> Drafter:
     return cast(Drafter, SimpleNamespace(cost_share=lambda request: share(len(request))))
 
 
-@pytest.mark.parametrize("context", [1, 7, 299, 300, 301, 1000, 4097, 20000, LONGEST])
-def test_shares_between_the_contexts_that_were_noted(context: int) -> None:
-    # The reciprocal bends where the window is full.
-    assert shares().at(context) == pytest.approx(windowed(context), rel=1e-3)
-
-
 @pytest.mark.parametrize("bound", [0.999, 0.9, 0.5, 0.2, 0.07])
 def test_the_first_context_below_a_share(bound: float) -> None:
     exact = next(context for context in range(1, LONGEST + 1) if windowed(context) < bound)
     found = shares().first_below(bound)
-    assert found == exact if exact > 2 * WINDOW else abs((found or 0) - exact) <= 4
+    assert found == exact
     assert shares().first_below(windowed(LONGEST)) is None
     assert shares().first_below(1.1) == 1
 
@@ -100,18 +97,18 @@ def test_the_first_context_at_which_windowed_drafts_pay(
     plain = float(target.seconds(1, 1, traffic))
     drafting = length * windowed(traffic) / tokens
     rest = float(target.seconds(length + 1, 1, traffic)) / plain / tokens
-    found = break_even(shares(), drafting, rest, [traffic]).context
+    found = shares().break_even(drafting, rest, [traffic]).context
     expected = FIRST_CONTEXTS[per_token, length][ACCEPTANCES.index(acceptance)]
     assert simulated == expected
     assert found == (expected if expected is None else pytest.approx(expected, abs=2))
 
 
 def test_what_drafts_take_beside_reading_moves_it() -> None:
-    found = [break_even(shares(), 0.8 * more, 0.5, [40]).context for more in (1.0, 1.2, 2.0)]
+    found = [shares().break_even(0.8 * more, 0.5, [40]).context for more in (1.0, 1.2, 2.0)]
     assert found == sorted(found, key=lambda context: context or LONGEST)
     assert len(set(found)) == len(found)
-    assert break_even(shares(), 0.1, 1.0, [40]).context is None
-    assert break_even(shares(), 0.3, 0.6, [40]).context == 1
+    assert shares().break_even(0.1, 1.0, [40]).context is None
+    assert shares().break_even(0.3, 0.6, [40]).context == 1
 
 
 def output(accepted: int, length: int = 60) -> RecordedOutput:
@@ -149,7 +146,8 @@ def costs(draft: float = 1.0) -> RoundCosts:
 
 
 def predicted(accepted: int, length: int, known: Shares | None, **of_costs: float) -> Prediction:
-    return _predict(("made", length, 1), [output(accepted)], costs(**of_costs), known)
+    setting = Candidate("made"), length, 1
+    return prediction_of(setting, [output(accepted)], costs(**of_costs), known)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 6])
@@ -177,13 +175,13 @@ def test_at_the_traffic_itself_it_pays_where_the_prediction_says_so() -> None:
 def test_drafts_that_cost_the_same_at_all_contexts_have_none(
     share: Callable[[int], float | None],
 ) -> None:
-    assert shares_of(drafter(share), "made", LONGEST) is None
+    assert Shares.of(drafter(share), LONGEST) is None
     assert predicted(3, 4, None).break_even is None
 
 
 def test_prompts_that_say_little_are_told() -> None:
-    assert break_even(shares(), 1.0, 0.5, [40, 200]).untested
-    assert not break_even(shares(), 1.0, 0.5, [40, 1000]).untested
+    assert shares().break_even(1.0, 0.5, [40, 200]).untested
+    assert not shares().break_even(1.0, 0.5, [40, 1000]).untested
 
 
 @pytest.mark.parametrize(
@@ -210,16 +208,6 @@ def test_the_words(context: int | None, batch: int, words: str) -> None:
     assert contexts_in_words(Tuning([predicted(3, 2, None)]), (batch,)) == []
 
 
-def test_records_keep_shares(tmp_path: Path) -> None:
-    records = Records.open(tmp_path / "rounds.jsonl", {})
-    records.add(shares())
-    assert Records.read(tmp_path / "rounds.jsonl").shares == {"made": shares()}
-    text = (tmp_path / "rounds.jsonl").read_text()
-    (tmp_path / "rounds.jsonl").write_text(text.replace('"contexts":[1,', '"contexts":['))
-    with pytest.raises(ConfigError, match="line 2"):
-        Records.read(tmp_path / "rounds.jsonl")
-
-
 PROMPT = EncodedPrompt("0", "code", tuple(range(40, 140)))
 
 
@@ -227,33 +215,33 @@ def test_on_the_zoo(tmp_path: Path) -> None:
     """A short run: what a draft reads is the drafter's own word, and lookups have no such context."""
     window = (("sparse_blocks", 0), ("sparse_sinks", 2), ("sparse_window", 16))
     candidates = [Candidate("self_sparse", None, 2, options=window), Candidate("ngram", None, 2)]
-    benches: dict[str, Workbench] = {}
-
-    def load(candidate: Candidate, rows: int) -> Workbench:
-        bench = Workbench.load("zoo", candidate, max_batch_size=rows, max_context=256)
-        return benches.setdefault(candidate.name, bench)
-
-    records = Records.open(tmp_path / "rounds.jsonl", {})
     params = SamplingParams(temperature=0.0, max_tokens=24)
+    checkpoint = Checkpoint.open("zoo")
+    workshop, prepared = Workshop(checkpoint, {}, 256), Prepared((PROMPT,), 0, False)
 
     def run(records: Records) -> dict[str, Any]:
-        found = tune(load, lambda _: [PROMPT], candidates, params, records, confirm=0, seconds=0.05)
-        return {
-            f"{one.candidate} {one.num_tokens}": one.break_even for one in found.predictions
-        } | {"least": found.from_contexts}
+        tuner = Tuner(workshop, "zoo", prepared, params, records, seconds=0.05)
+        found = tuner.tune(candidates, confirm=0)
+        names = (f"{one.candidate.name} {one.num_tokens}" for one in found.predictions)
+        contexts = [one.break_even for one in found.predictions]
+        return dict(zip(names, contexts, strict=True)) | {"least": found.from_contexts}
 
-    found = run(records)
+    with Records.open(tmp_path / "rounds.jsonl", {}) as records:
+        found = run(records)
     sparse = candidates[0].name
     assert {name for name, one in found.items() if one is None} == {"ngram 1", "ngram 2"}
     [least] = found["least"]
-    assert least.candidate == sparse
+    assert least.candidate.name == sparse
     assert not least.break_even.untested
     assert least.break_even.traffic_context == pytest.approx(100 + 12)
-    target = benches[sparse].engine.target
-    assert least.break_even.model_context == target.max_context
-    known, own = records.shares[sparse], cast(Any, target)
-    for context in (18, 200, target.max_context):
-        read = own.bytes_read(min(context, 18), target.num_layers)
-        exact = read / own.bytes_read(context, target.num_layers)
-        assert known.at(context) == pytest.approx(exact, rel=0.01)
+    engine = workshop.engine(candidates[0].setting(2).config, prepared, params, 1)
+    own = cast(Any, engine.target)
+    assert least.break_even.model_context == own.max_context
+    known = Shares.of(cast(Drafter, engine.drafter), own.max_context)
+    assert known is not None
+    for context in (18, 200, own.max_context):
+        read = own.bytes_read(min(context, 18), own.num_layers)
+        assert known.share_at(context) == pytest.approx(
+            read / own.bytes_read(context, own.num_layers)
+        )
     assert run(Records.read(tmp_path / "rounds.jsonl")) == found

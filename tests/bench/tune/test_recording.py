@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from forerun.bench.runs import EncodedPrompt
+from forerun.bench.tune.candidates import Candidate
 from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.replay import replay
 from forerun.bench.tune.steering import SetLength
-from forerun.bench.tune.workbench import Candidate, Workbench
+from forerun.bench.tune.workbench import Workbench
 from forerun.core import Batch, Hints
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -78,8 +79,7 @@ def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
         assert recorded.token_ids == plain.token_ids
         learns = case.name.startswith(LEARNS_FROM_REJECTED)
         for length in (LONGEST,) if whole or learns else (1, 2, 3, LONGEST):
-            name = bench.candidate.name
-            replayed = replay([{name: recorded}], costs(), name, length)
+            replayed = replay([recorded], costs(), length)
             assert replayed.rounds == engine_rounds(bench, prompt, params, length), length
             assert replayed.tokens == len(plain.token_ids)
 

@@ -19,28 +19,23 @@ COSTS = costs(draft=0.2, first_draft=0.1)
 
 @pytest.mark.parametrize("length", [0, 1, 5])
 def test_all_tokens_are_emitted_once_side_by_side_too(length: int) -> None:
-    batch = [{"good": output("good", 20 + seed, seed)} for seed in range(5)]
-    result = replay(batch, COSTS, "good", length)
+    batch = [output("good", 20 + seed, seed) for seed in range(5)]
+    result = replay(batch, COSTS, length)
     assert result.tokens == sum(20 + seed for seed in range(5))
-    assert result.seconds == pytest.approx(
-        result.prefill_seconds
-        + result.draft_seconds
-        + result.target_seconds
-        + result.verify_seconds
-        + result.host_seconds
+    seconds = result.seconds
+    assert result.total == pytest.approx(
+        result.prompts + seconds.draft + seconds.target + seconds.verify + seconds.host
     )
 
 
 def test_plain_rounds_cost_what_plain_decoding_costs() -> None:
-    batch = [{"good": output("good", seed=seed)} for seed in range(3)]
-    assert replay(batch, COSTS, "good", 0).seconds == pytest.approx(plain_seconds(batch, COSTS))
+    batch = [output("good", seed=seed) for seed in range(3)]
+    assert replay(batch, COSTS, 0).total == pytest.approx(plain_seconds(batch, COSTS))
 
 
 def test_a_first_draft_is_paid_once_a_request() -> None:
-    text = {"good": output("good")}
-    with_first, without = (
-        replay([text], table, "good", 3).seconds for table in (COSTS, costs(draft=0.2))
-    )
+    text = output("good")
+    with_first, without = (replay([text], table, 3).total for table in (COSTS, costs(draft=0.2)))
     assert with_first - without == pytest.approx(0.1 * 3)
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from forerun.bench.settings import DEFAULT
 from forerun.bench.summary import summarize
-from forerun.bench.tune.prediction import Prediction, with_confirmed
-from forerun.bench.tune.records import Confirmed, Records
+from forerun.bench.tune.candidates import Candidate
+from forerun.bench.tune.prediction import Prediction
+from forerun.bench.tune.report import config_values
 from forerun.bench.tune.run import Tuning
-from forerun.bench.tune.words import config_values, verdict
-from forerun.bench.tune.workbench import Candidate
+from forerun.bench.tune.words import verdict
 from forerun.bench.verdict import verdicts
 from tests.helpers.bench_rows import made_row
 
@@ -21,17 +21,20 @@ MEASURED_AT = {"model": "m", "temperature": 0.5}
 
 def tuned(speedups: dict[tuple[str, int], float], prompts: int = 12) -> Tuning:
     """Settings that were run at these speed-ups, which differ by a few per cent between prompts."""
-    records = Records({"temperature": 0.5})
     predictions = []
-    for (candidate, num_tokens), gain in speedups.items():
-        for number in range(prompts):
-            seconds = 100 / gain * (0.97 + 0.06 * number / prompts)
-            setting = (candidate, num_tokens, 1, str(number), "code", 0)
-            records.add(Confirmed(*setting, seconds, 100, 100.0, 100))
-        one = Prediction(candidate, num_tokens, 1, gain, {}, 1.0, 0.5, 0.1)
-        predictions.append(with_confirmed(one, records))
-    names = {name for name, _ in speedups}
-    return Tuning(predictions, candidates={name: Candidate(name) for name in names})
+    for (name, num_tokens), gain in speedups.items():
+        candidate = Candidate(name)
+        rows = tuple(
+            made_row(
+                candidate.setting_name(num_tokens),
+                number,
+                gain / (0.97 + 0.06 * number / prompts),
+                temperature=0.5,
+            )
+            for number in range(prompts)
+        )
+        predictions.append(Prediction(candidate, num_tokens, 1, rows, run=rows))
+    return Tuning(predictions)
 
 
 def test_figures_that_bench_has_too_get_its_verdict() -> None:

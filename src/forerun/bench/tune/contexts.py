@@ -10,63 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cache
 
 from forerun.contracts import Drafter
 from forerun.core import Request
 from forerun.params import SamplingParams
 
-# Contexts that shares are noted at; in between their reciprocals are linear.
-_PER_OCTAVE = 16
 # Shares that differ by less are one.
 _ALIKE = 1e-6
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Cost of a drafted token by context, in plain rounds of the same context.
-
-    Args:
-        candidate: name of the drafter.
-        contexts: tokens, rising from 1 to the model's context.
-        shares: the cost at each of them.
-    """
-
-    candidate: str
-    contexts: tuple[int, ...]
-    shares: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.contexts or len(self.contexts) != len(self.shares):
-            raise ValueError("shares has not one entry for each of one or more contexts")
-        if sorted(set(self.contexts)) != list(self.contexts) or min(self.shares) <= 0:
-            raise ValueError("contexts do not rise, or a share is not above zero")
-
-    @property
-    def longest(self) -> int:
-        """The model's context."""
-        return self.contexts[-1]
-
-    def at(self, context: float) -> float:
-        """The share at a context; beyond the ends that of the end."""
-        # Bytes of a plain round rise linearly with the context: exact where a draft reads a window.
-        return float(1.0 / np.interp(context, self.contexts, 1.0 / np.asarray(self.shares)))
-
-    def first_below(self, share: float) -> int | None:
-        """The least context at which the share is below a number; None if there is none."""
-        index = next((i for i, known in enumerate(self.shares) if known < share), None)
-        if index is None:
-            return None
-        if index == 0:
-            return self.contexts[0]
-        # Between two contexts that were noted the share only falls.
-        between = range(self.contexts[index - 1], self.contexts[index] + 1)
-        return between[bisect_left(between, True, key=lambda context: self.at(context) < share)]
-
-    def reads_all(self, context: float) -> bool:
-        """True if drafts at a context leave out nothing: their window is not full."""
-        return self.at(context) >= max(self.shares) - _ALIKE
 
 
 @dataclass(frozen=True)
@@ -87,42 +38,51 @@ class BreakEven:
     untested: bool
 
 
-def shares_of(drafter: Drafter, candidate: str, longest: int) -> Shares | None:
-    """Shares that a drafter declares; None where the context does not matter, or only measurements tell.
+class Shares:
+    """Cost of a drafted token in plain rounds of the same context, which falls with the context.
 
     Args:
+        drafter: that declares it.
         longest: the model's context.
     """
-    contexts = _contexts(longest)
-    shares = []
-    for context in contexts:
-        share = drafter.cost_share(Request(0, [0] * context, context, SamplingParams(), seed=0))
-        if share is None or share <= 0:
-            return None
-        shares.append(share)
-    if max(shares) - min(shares) <= _ALIKE:
-        return None
-    return Shares(candidate, contexts, tuple(shares))
+
+    def __init__(self, drafter: Drafter, longest: int) -> None:
+        self.longest = longest
+        self.share_at = cache(lambda context: _share(drafter, context))
+
+    @classmethod
+    def of(cls, drafter: Drafter, longest: int) -> Shares | None:
+        """Shares of a drafter; None where the context does not matter, or only measurements tell."""
+        shares = cls(drafter, longest)
+        ends = shares.share_at(1), shares.share_at(longest)
+        known = [share for share in ends if share is not None and share > 0]
+        return shares if len(known) == 2 and known[0] - known[1] > _ALIKE else None
+
+    def break_even(self, drafting: float, rest: float, contexts: Sequence[float]) -> BreakEven:
+        """Shortest context at which rounds take less time than plain decoding of what they emit.
+
+        Args:
+            drafting, rest: measured time of drafts, and of all else in rounds, over that of plain decoding
+                of the same tokens: less where more is accepted.
+            contexts: context of each output that they were measured on.
+        """
+        mean = sum(contexts) / len(contexts)
+        # Plain decoding takes 1, so drafts may take 1 - rest; what they take is in proportion to the share.
+        bound = self._at(mean) * (1.0 - rest) / drafting
+        untested = self._at(max(contexts)) >= self._at(1) - _ALIKE
+        return BreakEven(self.first_below(bound), self.longest, mean, untested)
+
+    def first_below(self, bound: float) -> int | None:
+        """The least context at which the share is below a number; None if there is none."""
+        every = range(1, self.longest + 1)
+        index = bisect_left(every, True, key=lambda context: self._at(context) < bound)
+        return every[index] if index < len(every) else None
+
+    def _at(self, context: float) -> float:
+        share = self.share_at(min(round(context), self.longest))
+        assert share is not None
+        return share
 
 
-def break_even(
-    shares: Shares, drafting: float, rest: float, contexts: Sequence[float]
-) -> BreakEven:
-    """Shortest context at which rounds take less time than plain decoding of what they emit.
-
-    Args:
-        drafting, rest: measured time of drafts, and of all else in rounds, over that of plain decoding of
-            the same tokens: less where more is accepted.
-        contexts: context of each output that they were measured on.
-    """
-    context = sum(contexts) / len(contexts)
-    # Plain decoding takes 1, so drafts may take 1 - rest; what they take is in proportion to the share.
-    may_be = shares.at(context) * (1.0 - rest) / drafting
-    untested = shares.reads_all(max(contexts))
-    return BreakEven(shares.first_below(may_be), shares.longest, context, untested)
-
-
-def _contexts(longest: int) -> tuple[int, ...]:
-    """Contexts from 1 to `longest`, equally many in each doubling."""
-    count = 1 + int(np.ceil(np.log2(longest) * _PER_OCTAVE))
-    return tuple(int(value) for value in np.unique(np.geomspace(1, longest, count).round()))
+def _share(drafter: Drafter, context: int) -> float | None:
+    return drafter.cost_share(Request(0, [0] * context, context, SamplingParams(), seed=0))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from forerun.bench.rows import MeasuredPair, PairKey, Side
-from forerun.bench.settings import DEFAULT, tokens_text
-from forerun.bench.tune.contexts import BreakEven, Shares, break_even
+from forerun.bench.session import grouped
+from forerun.bench.tune.candidates import Candidate
+from forerun.bench.tune.contexts import BreakEven, Shares
 from forerun.bench.tune.fit import fit_costs
-from forerun.bench.tune.records import Confirmed, RecordedOutput, Records
-from forerun.bench.tune.replay import Replayed, plain_seconds, prompt_seconds, replay
-from forerun.bench.tune.workbench import Candidate
+from forerun.bench.tune.records import RecordedOutput, Records
+from forerun.bench.tune.replay import Replayed, plain_seconds, replay
 from forerun.costs.rounds import RoundCosts
-
-MIXED = "mixed"
-"""Category of prompts that run side by side and have several."""
 
 
 @dataclass(frozen=True)
@@ -26,34 +25,38 @@ class Prediction:
 
     Args:
         candidate, num_tokens, batch_size: the setting.
-        speedup: predicted gain over plain decoding, the median over prompts; prompts count.
-        by_category: the gain by category.
+        predicted: both sides of each group of prompts, by the replay.
         tokens_per_forward: mean over all prompts; 1 for plain decoding.
         acceptance_rate: accepted over verified tokens; None where nothing was drafted.
         draft_share: drafting's share of the time of rounds.
         break_even: context from which on it pays; None where drafts cost the same at all contexts.
-        confirmed: the gain when it was run, the median over prompts; None where it was not.
-        confirmed_by_category: that gain by category.
-        pairs: both sides of each group of prompts, as run or else as predicted.
+        run: both sides as they were measured; empty where it was not run.
     """
 
-    candidate: str
+    candidate: Candidate
     num_tokens: int
     batch_size: int
-    speedup: float
-    by_category: dict[str, float]
-    tokens_per_forward: float
-    acceptance_rate: float | None
-    draft_share: float
+    predicted: tuple[MeasuredPair, ...]
+    tokens_per_forward: float = 1.0
+    acceptance_rate: float | None = None
+    draft_share: float = 0.0
     break_even: BreakEven | None = None
-    confirmed: float | None = None
-    confirmed_by_category: dict[str, float] | None = None
-    pairs: tuple[MeasuredPair, ...] = field(default=(), repr=False, compare=False)
+    run: tuple[MeasuredPair, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the setting, as `forerun bench` has it."""
-        return f"{self.candidate}, {tokens_text(self.num_tokens)}"
+        return self.candidate.setting_name(self.num_tokens)
+
+    @cached_property
+    def speedup(self) -> float:
+        """Predicted gain over plain decoding, the median over prompts; prompts count."""
+        return statistics.median(pair.speedup for pair in self.predicted)
+
+    @cached_property
+    def confirmed(self) -> float | None:
+        """Gain when it was run, the median over prompts; None where it was not."""
+        return statistics.median(pair.speedup for pair in self.run) if self.run else None
 
     @property
     def error(self) -> float | None:
@@ -66,16 +69,40 @@ class Prediction:
         return self.speedup if self.confirmed is None else self.confirmed
 
     @property
-    def loses_on(self) -> dict[str, float]:
+    def loses_on(self) -> list[str]:
         """The categories where plain decoding is faster."""
-        known = self.confirmed_by_category or self.by_category
-        return {name: value for name, value in known.items() if value < 1.0}
+        known = _by_category(self.run or self.predicted)
+        return [name for name, value in known.items() if value < 1.0]
+
+    @property
+    def pays_from(self) -> float:
+        """The shortest context at which it pays; infinite if there is none."""
+        context = None if self.break_even is None else self.break_even.context
+        return math.inf if context is None else context
 
     def as_dict(self) -> dict[str, Any]:
         """The prediction, ready for JSON."""
-        content = asdict(replace(self, pairs=())) | {"error": self.error}
-        del content["pairs"]
-        return content
+        return {
+            "candidate": self.candidate.name,
+            "num_tokens": self.num_tokens,
+            "batch_size": self.batch_size,
+            "speedup": self.speedup,
+            "by_category": _by_category(self.predicted),
+            "tokens_per_forward": self.tokens_per_forward,
+            "acceptance_rate": self.acceptance_rate,
+            "draft_share": self.draft_share,
+            "break_even": self.break_even and vars(self.break_even),
+            "confirmed": self.confirmed,
+            "confirmed_by_category": _by_category(self.run) if self.run else None,
+            "error": self.error,
+        }
+
+
+def _by_category(pairs: Sequence[MeasuredPair]) -> dict[str, float]:
+    groups: dict[str, list[float]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.key.category, []).append(pair.speedup)
+    return {name: statistics.median(group) for name, group in groups.items()}
 
 
 def costs_of(records: Records, candidate: str) -> RoundCosts:
@@ -89,137 +116,62 @@ def costs_of(records: Records, candidate: str) -> RoundCosts:
 
 
 def predict(
-    records: Records, candidates: Iterable[Candidate], batch_sizes: Sequence[int] = (1,)
+    records: Records,
+    candidates: Iterable[Candidate],
+    batch_sizes: Sequence[int] = (1,),
+    shares: Mapping[str, Shares] | None = None,
 ) -> list[Prediction]:
-    """Every candidate at every length and batch size."""
+    """Every candidate at every length and batch size, with what was run of it.
+
+    Args:
+        shares: by candidate, for those whose drafts cost less at longer contexts.
+    """
     predictions = []
     for candidate in candidates:
         costs, outputs = costs_of(records, candidate.name), records.of(candidate.name)
-        shares = records.shares.get(candidate.name)
-        for batch_size in batch_sizes:
+        own = (shares or {}).get(candidate.name)
+        for size in batch_sizes:
             for length in candidate.lengths:
-                setting = candidate.name, length, batch_size
-                predictions.append(
-                    _predict(setting, outputs, costs, shares, temperature_of(records))
-                )
+                run = records.run(candidate.setting_name(length), size)
+                setting = candidate, length, size
+                temperature = float(records.made_with.get("temperature", 0.0))
+                predictions.append(predicted(setting, outputs, costs, own, temperature, run))
     return predictions
 
 
-def _predict(
-    setting: tuple[str, int, int],
+def predicted(
+    setting: tuple[Candidate, int, int],
     outputs: Sequence[RecordedOutput],
     costs: RoundCosts,
-    shares: Shares | None,
+    shares: Shares | None = None,
     temperature: float = 0.0,
+    run: tuple[MeasuredPair, ...] = (),
 ) -> Prediction:
+    """A setting's gain on outputs, side by side in the groups that `forerun bench` makes of them."""
     candidate, length, batch_size = setting
-    total, plain = Replayed(), 0.0
-    pairs = []
-    for start in range(0, len(outputs), batch_size):
-        group = outputs[start : start + batch_size]
-        batch = [{candidate: output} for output in group]
-        result = replay(batch, costs, candidate, length)
+    name, total, plain, pairs = candidate.setting_name(length), Replayed(), 0.0, []
+    for [group] in grouped(outputs, [batch_size]):
+        result, seconds = replay(group, costs, length), plain_seconds(group, costs)
         total += result
-        seconds = plain_seconds(batch, costs)
-        plain += seconds - prompt_seconds(batch, costs)
-        ids = tuple(output.prompt_id for output in group)
-        sides = (result.tokens, result.seconds), (result.tokens, seconds)
-        pairs.append((ids, _category(output.category for output in group), *sides))
-    gain, by_category = _gains(pairs)
-    found = Prediction(
-        candidate=candidate,
-        num_tokens=length,
-        batch_size=batch_size,
-        speedup=gain,
-        by_category=by_category,
-        tokens_per_forward=total.tokens / sum(total.choices.values()),
+        plain += seconds - sum(costs.plain_prompt(len(one.prompt_ids)) for one in group)
+        ids = tuple(one.prompt_id for one in group)
+        key = PairKey(name, temperature, batch_size, group[0].category, ids)
+        side = Side(result.tokens, result.total, None, (), (), {})
+        pairs.append(MeasuredPair(key, "", side, replace(side, seconds=seconds)))
+    rounds = total.seconds.total
+    break_even = None
+    if shares is not None and total.drafted:
+        drafting = total.seconds.draft / plain
+        contexts = [len(output.prompt_ids) + len(output) / 2 for output in outputs]
+        break_even = shares.break_even(drafting, rounds / plain - drafting, contexts)
+    return Prediction(
+        candidate,
+        length,
+        batch_size,
+        tuple(pairs),
+        tokens_per_forward=total.tokens / total.parts,
         acceptance_rate=total.accepted / total.drafted if total.drafted else None,
-        draft_share=total.draft_seconds / total.round_seconds,
-        break_even=None if shares is None else _break_even(shares, total, plain, outputs),
+        draft_share=total.seconds.draft / rounds,
+        break_even=break_even,
+        run=run,
     )
-    return replace(found, pairs=_rows(found.name, batch_size, pairs, temperature))
-
-
-_Pair = tuple[tuple[str, ...], str, tuple[int, float], tuple[int, float]]
-"""Prompts, their category, and tokens and seconds of both sides."""
-
-
-def _gains(pairs: Sequence[_Pair]) -> tuple[float, dict[str, float]]:
-    """The median ratio of tokens per second, and that of each category."""
-    groups: dict[str, list[float]] = {}
-    for _, category, ours, plain in pairs:
-        groups.setdefault(category, []).append((ours[0] / ours[1]) / (plain[0] / plain[1]))
-    every = statistics.median(gain for group in groups.values() for gain in group)
-    groups.pop(MIXED, None)
-    return every, {name: statistics.median(group) for name, group in groups.items()}
-
-
-def _rows(
-    name: str, batch_size: int, pairs: Sequence[_Pair], temperature: float
-) -> tuple[MeasuredPair, ...]:
-    """The pairs as `forerun bench` has them."""
-    return tuple(
-        MeasuredPair(
-            PairKey(name, temperature, batch_size, category, ids),
-            digest="",
-            side=Side(*ours, None, (), (), {}),
-            plain=Side(*plain, None, (), (), {}),
-        )
-        for ids, category, ours, plain in pairs
-    )
-
-
-def _category(categories: Iterable[str]) -> str:
-    names = set(categories)
-    return names.pop() if len(names) == 1 else MIXED
-
-
-def _break_even(
-    shares: Shares, total: Replayed, plain: float, outputs: Sequence[RecordedOutput]
-) -> BreakEven | None:
-    """From what was replayed, and what plain decoding takes without prompts; None without drafts."""
-    if not total.drafted:
-        return None
-    drafting = total.draft_seconds / plain
-    rest = (total.round_seconds - total.draft_seconds) / plain
-    contexts = [len(output.prompt_ids) + len(output) / 2 for output in outputs]
-    return break_even(shares, drafting, rest, contexts)
-
-
-def with_confirmed(prediction: Prediction, records: Records) -> Prediction:
-    """The prediction beside what was run."""
-    setting = (prediction.candidate, prediction.num_tokens, prediction.batch_size)
-    pairs = _confirmed(records, setting)
-    if not pairs:
-        return prediction
-    gain, by_category = _gains(pairs)
-    rows = _rows(prediction.name, prediction.batch_size, pairs, temperature_of(records))
-    return replace(prediction, confirmed=gain, confirmed_by_category=by_category, pairs=rows)
-
-
-def of_default(records: Records, batch_size: int) -> tuple[MeasuredPair, ...]:
-    """Pairs of forerun's own choice, as it was run; empty if it was not."""
-    pairs = _confirmed(records, (DEFAULT, 0, batch_size))
-    return _rows(DEFAULT, batch_size, pairs, temperature_of(records))
-
-
-def _confirmed(records: Records, setting: tuple[str, int, int]) -> list[_Pair]:
-    """Both sides of each group of prompts that was run; all its turns count together."""
-    turns: dict[tuple[str, str], list[Confirmed]] = {}
-    for one in records.confirmed.values():
-        if (one.candidate, one.num_tokens, one.batch_size) == setting:
-            turns.setdefault((one.prompt_id, one.category or MIXED), []).append(one)
-    return [
-        (
-            (first,),
-            category,
-            (sum(one.tokens for one in run), sum(one.seconds for one in run)),
-            (sum(one.plain_tokens for one in run), sum(one.plain_seconds for one in run)),
-        )
-        for (first, category), run in turns.items()
-    ]
-
-
-def temperature_of(records: Records) -> float:
-    """Temperature that the records were made with."""
-    return float(records.made_with.get("temperature", 0.0))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from forerun.bench.tune.contexts import Shares
+from forerun.bench.rows import MeasuredPair, PairKey
 from forerun.errors import ConfigError
 from forerun.measure.ledger import Format, Ledger
 
@@ -49,6 +49,22 @@ class RecordedOutput:
     @property
     def key(self) -> tuple[str, str]:
         return self.candidate, self.prompt_id
+
+    def drafted(self, position: int, num_tokens: int) -> int | None:
+        """Tokens that a round at a position drafts at most; None where it decodes plainly.
+
+        Every round emits one token beyond the draft.
+        """
+        room = self.max_tokens - position
+        if num_tokens < 1 or room < 2:
+            return None
+        return min(num_tokens, self.depths[position], room - 1)
+
+    def verified(self, position: int, drafted: int) -> int:
+        """Tokens that are verified beside the newest one: a tree is verified whole."""
+        is_tree = self.nodes[position] != self.depths[position]
+        whole = is_tree and drafted == self.depths[position]
+        return self.nodes[position] if whole else drafted
 
     def advance(self, position: int, num_tokens: int) -> int:
         """Tokens that a round at a position emits, if it verifies so many drafted ones."""
@@ -112,40 +128,7 @@ class PromptTiming:
         return self.candidate, self.prompt_id, self.batch_size, self.turn
 
 
-@dataclass(frozen=True)
-class Confirmed:
-    """A setting that was run beside plain decoding of the same prompts.
-
-    Args:
-        candidate, num_tokens, batch_size: the setting.
-        prompt_id: id of the first prompt.
-        category: category of the prompts, empty if they have several.
-        turn: number of earlier runs.
-        seconds, tokens, plain_seconds, plain_tokens: times and tokens of both sides.
-    """
-
-    candidate: str
-    num_tokens: int
-    batch_size: int
-    prompt_id: str
-    category: str
-    turn: int
-    seconds: float
-    tokens: int
-    plain_seconds: float
-    plain_tokens: int
-
-    @property
-    def key(self) -> tuple[str, int, int, str, int]:
-        return self.candidate, self.num_tokens, self.batch_size, self.prompt_id, self.turn
-
-    @property
-    def speedup(self) -> float:
-        """Ratio of tokens per second."""
-        return (self.tokens / self.seconds) / (self.plain_tokens / self.plain_seconds)
-
-
-TuneRecord = RecordedOutput | PromptTiming | Confirmed | Shares
+TuneRecord = RecordedOutput | PromptTiming | MeasuredPair
 """One line of a file of records."""
 
 
@@ -156,15 +139,14 @@ class Records:
     Args:
         made_with: settings that the records depend on: model, sampler, versions, machine.
         file: file that records are appended to.
-        shares: by candidate, for those whose drafts cost less at longer contexts.
+        pairs: settings that were run beside plain decoding.
     """
 
     made_with: Mapping[str, Any] = field(default_factory=dict)
     file: Ledger[TuneRecord] | None = None
     outputs: dict[tuple[str, str], RecordedOutput] = field(default_factory=dict)
     timings: dict[tuple[str, str, int, int], PromptTiming] = field(default_factory=dict)
-    confirmed: dict[tuple[str, int, int, str, int], Confirmed] = field(default_factory=dict)
-    shares: dict[str, Shares] = field(default_factory=dict)
+    pairs: dict[PairKey, MeasuredPair] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], made_with: Mapping[str, Any]) -> Records:
@@ -189,16 +171,12 @@ class Records:
             records._keep(record)
         return records
 
-    def close(self) -> None:
-        """Close the file, so that another run can go on with it."""
-        if self.file is not None:
-            self.file.close()
-
     def __enter__(self) -> Records:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self.file is not None:
+            self.file.close()
 
     def add(self, *records: TuneRecord) -> None:
         """Keep records, in the file too.
@@ -215,31 +193,40 @@ class Records:
         """The outputs of a candidate, in the order of their recording."""
         return [output for output in self.outputs.values() if output.candidate == candidate]
 
+    def run(self, setting: str, batch_size: int) -> tuple[MeasuredPair, ...]:
+        """Pairs of a setting that was run, without failures."""
+        return tuple(
+            pair
+            for key, pair in self.pairs.items()
+            if (key.setting, key.batch) == (setting, batch_size) and pair.error is None
+        )
+
     def _keep(self, record: TuneRecord) -> None:
         if isinstance(record, RecordedOutput):
             self.outputs[record.key] = record
         elif isinstance(record, PromptTiming):
             self.timings[record.key] = record
-        elif isinstance(record, Shares):
-            self.shares[record.candidate] = record
         else:
-            self.confirmed[record.key] = record
+            self.pairs[record.key] = record
 
 
 def _parse(content: Mapping[str, Any]) -> TuneRecord:
     """Record of the kind that has the content's keys."""
-    kinds = {"token_ids": RecordedOutput, "plain_seconds": Confirmed, "shares": Shares}
-    kind = next((kind for key, kind in kinds.items() if key in content), PromptTiming)
-    if kind is PromptTiming:
-        content = {**content, "rounds": [RoundTiming(*values) for values in content["rounds"]]}
-    record: TuneRecord = _made(kind, content)
-    if isinstance(record, RecordedOutput):
-        _check(record)
-    return record
+    if "key" in content:
+        return MeasuredPair.from_dict(dict(content))
+    if "token_ids" not in content:
+        rounds = [RoundTiming(*values) for values in content["rounds"]]
+        timing: PromptTiming = _made(PromptTiming, {**content, "rounds": rounds})
+        return timing
+    output: RecordedOutput = _made(RecordedOutput, content)
+    _check(output)
+    return output
 
 
 def _content(record: TuneRecord) -> dict[str, Any]:
     """Fields of a record, each round of a timing as a list."""
+    if isinstance(record, MeasuredPair):
+        return record.as_dict()
     content = asdict(record)
     if isinstance(record, PromptTiming):
         content["rounds"] = [list(own.values()) for own in content["rounds"]]
@@ -269,7 +256,7 @@ def _check(output: RecordedOutput) -> None:
 
 ROUNDS = Format(
     mark="forerun_rounds",
-    version=2,
+    version=3,
     command="forerun tune",
     error=ConfigError,
     content=_content,

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from forerun.bench.prompts import Preparation
+from forerun.bench.engines import Workshop
+from forerun.bench.settings import DEFAULT
+from forerun.bench.tune.candidates import default_candidates, variants
 from forerun.bench.tune.prediction import Prediction
 from forerun.bench.tune.records import Records
 from forerun.bench.tune.request import TuneRequest
-from forerun.bench.tune.run import Tuning, default_candidates, tune, variants
-from forerun.bench.tune.words import (
-    advice_on,
-    as_toml,
-    config_values,
-    contexts_in_words,
-    verdict,
-)
-from forerun.bench.tune.workbench import Candidate, Workbench
+from forerun.bench.tune.run import Tuner, Tuning
+from forerun.bench.tune.words import advice_on, contexts_in_words, verdict
 from forerun.bench.workloads import built_in
 from forerun.measure.questions import Question, in_turns, read_questions
+from forerun.models.checkpoint import loading_once
 from forerun.progress import say
 from forerun.report.machine import hardware, versions
 from forerun.report.result import Result
-from forerun.report.table import Cell, Mark, long_table
+from forerun.report.table import Cell, Mark, Table
 from forerun.report.target_file import check_writable, write_file
 
-_PLACEMENT = ("dtype", "device", "backend", "kv_dtype", "max_context")
+_PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 _SAMPLING = ("temperature", "seed", "max_tokens")
+_HEADER = (
+    *("method", "tokens", "predicted", "confirmed", "error", "tokens a forward"),
+    *("acceptance", "drafting", "loses on"),
+)
 
 
 def answer(request: TuneRequest) -> Result:
@@ -42,16 +43,12 @@ def answer(request: TuneRequest) -> Result:
     device = checkpoint.run_config(request.model.placement).device
     sample = sample_of(request.prompts, request.num_prompts)
     made_with = _made_with(request, sample, device)
-    file = request.records
+    file, placement = request.records, {name: getattr(request.model, name) for name in _PLACEMENT}
     records = Records(made_with) if file is None else Records.open(file, made_with)
-    placement = {name: getattr(request.model, name) for name in _PLACEMENT}
-
-    def load(candidate: Candidate, rows: int) -> Workbench:
-        return Workbench.load(checkpoint, candidate, max_batch_size=rows, **placement)
-
+    workshop = Workshop(checkpoint, placement, request.model.max_context)
     try:
-        with records:
-            tuning = _tuned(request, sample, load, records)
+        with records, loading_once():
+            tuning = _tuned(request, sample, workshop, records)
     except KeyboardInterrupt:
         if file is not None:
             say(f"what was measured is in {file}; the same command goes on from there")
@@ -59,7 +56,7 @@ def answer(request: TuneRequest) -> Result:
     if request.output is not None:
         size = request.batch_sizes[0]
         content = config_values(tuning, size, _measured_at(made_with))
-        write_file("config", request.output, as_toml(content, verdict(tuning, (size,))[:1]))
+        write_file("config", request.output, _as_toml(content, verdict(tuning, (size,))[0]))
     return _result(request, tuning, records, device)
 
 
@@ -69,7 +66,7 @@ def _made_with(
     """Settings that the records depend on."""
     return {
         "model": request.model.model,
-        **{name: getattr(request.model, name) for name in _PLACEMENT},
+        **{name: getattr(request.model, name) for name in (*_PLACEMENT, "max_context")},
         **{name: getattr(request.sampling, name) for name in _SAMPLING},
         "prompts": [question.turns[0] for question in sample],
         "system": request.system,
@@ -81,26 +78,15 @@ def _made_with(
 
 
 def _tuned(
-    request: TuneRequest,
-    sample: Sequence[Question],
-    load: Callable[[Candidate, int], Workbench],
-    records: Records,
+    request: TuneRequest, sample: Sequence[Question], workshop: Workshop, records: Records
 ) -> Tuning:
     model, params = request.model.model, request.sampling
     candidates = default_candidates(model, request.longest, request.methods, request.draft_model)
-    return tune(
-        load,
-        lambda bench: (
-            Preparation(bench.engine, params, system=request.system).prepare(sample).prompts
-        ),
-        variants(candidates, request.draft_dtypes, request.trees),
-        params,
-        records,
-        batch_sizes=request.batch_sizes,
-        confirm=request.confirm,
-        seconds=request.seconds,
-        must_fit=bool(request.methods),
-    )
+    prepared = workshop.prepare(sample, params, system=request.system)
+    sizes, seconds = request.batch_sizes, request.seconds
+    tuner = Tuner(workshop, model, prepared, params, records, sizes, seconds)
+    made = variants(candidates, request.draft_dtypes, request.trees)
+    return tuner.tune(made, request.confirm, must_fit=bool(request.methods))
 
 
 def sample_of(paths: Sequence[str], limit: int) -> list[Question]:
@@ -115,25 +101,22 @@ def sample_of(paths: Sequence[str], limit: int) -> list[Question]:
 def _result(request: TuneRequest, tuning: Tuning, records: Records, device: torch.device) -> Result:
     sizes, made_with = request.batch_sizes, records.made_with
     model = _measured_at(made_with)
-    said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), _advice(sizes, tuning, records)
-    tables = []
-    for size in sizes:
-        rows = [
-            one.as_dict() | {"one": one} for one in tuning.predictions if one.batch_size == size
-        ]
-        title = (
-            f"Speed-up over plain decoding, batch {size}: predicted, and confirmed by running it"
-        )
-        tables.append(long_table(title, _columns(), rows))
+    advice = [advice_on(records, tuning.best(size)) for size in sizes]
+    found = [finding.text for one in advice if one is not None for finding in one.findings]
+    said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), found
+    title = "Speed-up over plain decoding, batch {}: predicted, and confirmed by running it"
     content = {
         "hardware": made_with["hardware"],
         "model": made_with["model"],
         "verdict": said[0],
         "break_even_contexts": [
-            {name: getattr(one, name) for name in ("candidate", "num_tokens", "batch_size")}
-            | asdict(one.break_even)
+            {
+                "candidate": one.candidate.name,
+                "num_tokens": one.num_tokens,
+                "batch_size": one.batch_size,
+                **vars(one.break_even),
+            }
             for one in tuning.from_contexts
-            if one.break_even is not None
         ],
         "contexts": said[1],
         "advice": said[2],
@@ -143,10 +126,35 @@ def _result(request: TuneRequest, tuning: Tuning, records: Records, device: torc
     }
     return Result(
         content=content,
-        tables=tables,
+        tables=[
+            Table.of(
+                title.format(size),
+                _HEADER,
+                [_line(one) for one in tuning.predictions if one.batch_size == size],
+            )
+            for size in sizes
+        ],
         endings=[line for part in said for line in part],
         device=device,
     )
+
+
+def _line(one: Prediction) -> list[Cell | str]:
+    return [
+        one.candidate.name,
+        str(one.num_tokens),
+        Cell(f"{one.speedup:.2f}", Mark.SLOWER if one.speedup < 1.0 else Mark.NONE),
+        _or_dash(one.confirmed, ".2f"),
+        _or_dash(one.error, "+.0%"),
+        f"{one.tokens_per_forward:.2f}",
+        _or_dash(one.acceptance_rate, ".2f"),
+        f"{one.draft_share:.0%}",
+        ", ".join(one.loses_on) or "–",
+    ]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _measured_at(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,28 +166,32 @@ def _measured_at(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _advice(sizes: Sequence[int], tuning: Tuning, records: Records) -> list[str]:
-    """Reasons why the best setting of each batch size gains or loses."""
-    found = [advice_on(records, tuning.best(size)) for size in sizes]
-    return [finding.text for one in found if one is not None for finding in one.findings]
+def config_values(
+    tuning: Tuning, batch_size: int, measured_at: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Options that follow from the verdict on a batch size, by the names of their flags.
+
+    Args:
+        measured_at: the options that it holds for: those that say what the model is, and the sampler.
+    """
+    values, found = dict(measured_at), tuning.verdict(batch_size)
+    if not found.decided or found.use == DEFAULT:
+        return values
+    if found.use is None:
+        return {**values, "speculative": False}
+    best = tuning.best(batch_size)
+    candidate = best.candidate
+    values["method"] = candidate.method
+    if candidate.model is not None:
+        values["draft-model"] = candidate.model
+    values["num-speculative-tokens"] = best.num_tokens
+    if candidate.tree_nodes is not None:
+        values |= {"tree": "auto", "num-tree-nodes": candidate.tree_nodes}
+    return values | {name.replace("_", "-"): value for name, value in candidate.options}
 
 
-def _columns() -> dict[str, Any]:
-    def gain(row: Any) -> Cell:
-        one: Prediction = row["one"]
-        return Cell(f"{one.speedup:.2f}", Mark.SLOWER if one.speedup < 1.0 else Mark.NONE)
-
-    def or_dash(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    return {
-        "method": lambda row: row["candidate"],
-        "tokens": lambda row: str(row["num_tokens"]),
-        "predicted": gain,
-        "confirmed": lambda row: or_dash(row["confirmed"], ".2f"),
-        "error": lambda row: or_dash(row["one"].error, "+.0%"),
-        "tokens a forward": lambda row: f"{row['tokens_per_forward']:.2f}",
-        "acceptance": lambda row: or_dash(row["acceptance_rate"], ".2f"),
-        "drafting": lambda row: f"{row['draft_share']:.0%}",
-        "loses on": lambda row: ", ".join(row["one"].loses_on) or "–",
-    }
+def _as_toml(values: Mapping[str, Any], comment: str) -> str:
+    """A file for `--config`."""
+    # JSON's texts, numbers and booleans are TOML's.
+    lines = [f"# {comment}", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+    return "".join(f"{line}\n" for line in lines)

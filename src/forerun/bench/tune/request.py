@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 _SECTION = "Tuning (lists: 1,4,16)"
 
 
-def _methods() -> list[str]:
-    return DRAFTERS.names()
-
-
 @options
 class TuneRequest:
     """Find out which drafter and length to use for a model and your own prompts.
@@ -39,7 +35,7 @@ class TuneRequest:
         repeat=True,
     )
     system: str | None = Field(default=None, description="A system message before the others.")
-    methods: tuple[Annotated[str, known("method", _methods)], ...] = option(
+    methods: tuple[Annotated[str, known("method", DRAFTERS.names)], ...] = option(
         default=(),
         description="Methods to try; left out, all that fit the model.",
         section=_SECTION,
@@ -73,7 +69,7 @@ class TuneRequest:
         default=6.0,
         gt=0,
         le=3600,
-        description="Time spent on timing a candidate at a batch size, and on confirming a setting.",
+        description="Time spent on timing a candidate at a batch size.",
     )
     sampling: SamplingParams = part(
         default=SamplingParams(temperature=0.0),

@@ -69,6 +69,10 @@ class FirstTokens:
         self.notes.append(Noted(len(draft), draft.tree.depth, verdict.num_accepted, probs))
         return verdict.truncate(1)
 
+    def accepted(self) -> int:
+        """Tokens that were accepted in the last round."""
+        return self.notes[-1].accepted if self.notes else 0
+
     def take(self) -> Noted:
         """The note of the last round; an empty one if the round failed."""
         return self.notes.pop() if self.notes else Noted(0, 0, 0, ())

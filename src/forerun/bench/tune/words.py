@@ -1,16 +1,13 @@
-"""Results of `forerun tune` in words and as a config file."""
+"""Results of `forerun tune` in words."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from forerun.bench.settings import DEFAULT
+from forerun.bench.settings import tokens_text
 from forerun.bench.tune.prediction import Prediction, costs_of
 from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.run import Tuning
-from forerun.bench.tune.workbench import Candidate
 from forerun.theory.advice import Advice, advise
 
 SUPPOSED = (
@@ -47,7 +44,7 @@ def _verdict(tuning: Tuning, batch_size: int, several: bool) -> str:
 
 
 def _named(one: Prediction) -> str:
-    return f"{one.candidate} with {one.num_tokens} token{'s' if one.num_tokens > 1 else ''} a round"
+    return f"{one.candidate.name} with {tokens_text(one.num_tokens)} a round"
 
 
 def contexts_in_words(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
@@ -58,7 +55,7 @@ def contexts_in_words(tuning: Tuning, batch_sizes: Sequence[int]) -> list[str]:
         return []
     traffic = [one.break_even.traffic_context for one in found if one.break_even is not None]
     lines.append(f"{SUPPOSED}, of {sum(traffic) / len(traffic):.0f} tokens on average.")
-    untested = [one.candidate for one in found if one.break_even and one.break_even.untested]
+    untested = [one.candidate.name for one in found if one.break_even and one.break_even.untested]
     if untested:
         lines.append(
             f"These prompts are so short that drafts of {_list(untested)} leave out nothing of the cache; at "
@@ -72,7 +69,7 @@ def _pays_from(one: Prediction, several: bool) -> str:
     assert found is not None
     if found.context is None:
         most = f"{found.model_context:,} tokens"
-        return f"{where}{one.candidate} pays at no context up to the model's {most}."
+        return f"{where}{one.candidate.name} pays at no context up to the model's {most}."
     if found.context <= 1:
         return f"{where}{_named(one)} pays at every context."
     # The keys of all requests count, the weights once: with more of them it pays sooner.
@@ -85,46 +82,14 @@ def _list(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def config_values(
-    tuning: Tuning, batch_size: int, measured_at: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Options that follow from the verdict on a batch size, by the names of their flags.
-
-    Args:
-        measured_at: the options that it holds for: those that say what the model is, and the sampler.
-    """
-    values, found = dict(measured_at), tuning.verdict(batch_size)
-    if not found.decided or found.use == DEFAULT:
-        return values
-    if found.use is None:
-        return {**values, "speculative": False}
-    best = tuning.best(batch_size)
-    candidate: Candidate = tuning.candidates[best.candidate]
-    values["method"] = candidate.method
-    if candidate.model is not None:
-        values["draft-model"] = candidate.model
-    values["num-speculative-tokens"] = best.num_tokens
-    if candidate.tree_nodes is not None:
-        values |= {"tree": "auto", "num-tree-nodes": candidate.tree_nodes}
-    return values | {name.replace("_", "-"): value for name, value in candidate.options}
-
-
-def as_toml(values: Mapping[str, Any], comments: Sequence[str]) -> str:
-    """A file for `--config`."""
-    # JSON's texts, numbers and booleans are TOML's.
-    lines = [*(f"# {line}" for line in comments)]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "".join(f"{line}\n" for line in lines)
-
-
 def advice_on(records: Records, setting: Prediction) -> Advice | None:
     """Advice on why a setting gains or loses; None where it drafts only now and then."""
-    outputs = records.of(setting.candidate)
+    outputs = records.of(setting.candidate.name)
     acceptance = acceptance_by_position(outputs)
     drafting = [depth > 0 for output in outputs for depth in output.depths]
     if not acceptance or sum(drafting) < NEARLY_ALWAYS * len(drafting):
         return None
-    costs, batch_size = costs_of(records, setting.candidate), setting.batch_size
+    costs, batch_size = costs_of(records, setting.candidate.name), setting.batch_size
     context = sum(len(o.prompt_ids) + len(o) / 2 for o in outputs) / len(outputs)
     plain = costs.plain.seconds(1, batch_size, context)
     seconds = costs.drafting(setting.num_tokens, batch_size, context)
