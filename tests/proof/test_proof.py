@@ -17,7 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.measure.watching import WatchedRule
 from forerun.params import SamplingParams
-from forerun.proof import statistics
+from forerun.proof import effort, statistics
 from forerun.proof.effort import Effort
 from forerun.proof.proof import Proof, prove
 from forerun.testing import ToyModel
@@ -207,7 +207,7 @@ def test_proofs_of_nothing_are_refused() -> None:
     [
         {"num_tokens": 0},
         {"num_tokens": 10.5},
-        {"num_tokens": None},
+        {"seconds": 0},
         {"output_tokens": 1},
         {"equality_prompts": 0},
         {"level": 0.0},
@@ -232,3 +232,31 @@ def test_seeds_may_be_negative() -> None:
     assert first.passed
     assert second.passed
     assert first.statistics != second.statistics
+
+
+def test_amounts_are_what_the_time_allows_or_those_that_are_given() -> None:
+    """In no time at least a few outputs are tested; given numbers do not depend on it."""
+    short = Effort(seconds=1e-9, output_tokens=20, parts=("statistics", "equality"))
+    proof = proof_of(engine_of(), effort=short)
+    assert proof.statistics is not None
+    assert proof.equality is not None
+    assert proof.statistics.first.num_tokens == 2 * 20
+    assert "allowed 40 tokens" in proof.notes[-1]
+    given = proof_of(engine_of(), effort=replace(FEW, seconds=1e-9))
+    assert given.statistics is not None
+    assert given.equality is not None
+    assert given.statistics.first.num_tokens == 400
+    assert [mode.prompts for mode in given.equality.modes] == [2, 2]
+    assert not given.notes
+
+
+def test_an_allowance_goes_on_at_the_rate_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(effort, "perf_counter", lambda: clock)
+    allowance = effort.Allowance(1000, seconds=20.0)
+    done = 0
+    while size := allowance.more(done, 8):
+        done, clock = done + size, clock + 0.7 * size
+    assert 0.7 * done <= 20.0 < 0.7 * (done + 1)
+    exact = effort.Allowance(19)
+    assert [exact.more(done, 8) for done in (0, 8, 16, 19)] == [8, 8, 3, 0]

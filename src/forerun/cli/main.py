@@ -120,7 +120,7 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "forerun.proof.request",
         "Prove that speculation leaves the distribution as it is.",
         example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
-        assumed="proving {model} on held-out prompts, for some minutes",
+        assumed="proving {model} on held-out prompts, for about a minute",
         notes=method_notes,
     ),
     "roofline": Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Annotated
 
 from pydantic import Field
@@ -16,6 +17,12 @@ PARTS = ("enumeration", "statistics", "equality")
 # Defaults of the command line: outputs decoded at once, and tokens used of each prompt.
 DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
+MOST_TOKENS, MOST_PROMPTS = 20_000, 8
+"""Tokens of the statistics and prompts of the equality at most, where the time decides."""
+# Share of the time that the statistics get.
+STATISTICS = 0.5
+# Outputs that show how long one takes.
+_FIRST = 2
 
 
 @options
@@ -26,15 +33,26 @@ class Effort:
         ConfigError: for a value out of range, or without parts.
     """
 
-    num_tokens: int = Field(
-        default=20_000,
+    seconds: float = Field(
+        default=60.0,
+        gt=0,
+        le=10**7,
+        description="Time for all parts; what has a number of its own takes as long as it takes.",
+    )
+    num_tokens: int | None = Field(
+        default=None,
         ge=1,
         le=2**40,
-        description="Tokens for the statistics, at least; four times as many halve the detection limit.",
+        description="Tokens for the statistics, at least; left out, what the time allows, up to "
+        f"{MOST_TOKENS:,}. Four times as many halve the detection limit.",
     )
-    output_tokens: int = Field(default=128, ge=2, le=2**31, description="Length of every output.")
-    equality_prompts: int = Field(
-        default=8, ge=1, le=2**31, description="Prompts to decode with and without speculation."
+    output_tokens: int = Field(default=64, ge=2, le=2**31, description="Length of every output.")
+    equality_prompts: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31,
+        description="Prompts to decode with and without speculation; left out, what the time allows, up to "
+        f"{MOST_PROMPTS}.",
     )
     level: float = Field(
         default=0.01,
@@ -55,6 +73,33 @@ class Effort:
             raise ConfigError(f"parts are empty; give some of {', '.join(PARTS)}.")
 
 
+@dataclass
+class Allowance:
+    """Number of things to do: given, or what a time allows, one at least.
+
+    Args:
+        most: number, or most of it.
+        seconds: time from now on; None for no limit.
+    """
+
+    most: int
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self._started = perf_counter()
+
+    def more(self, done: int, batch: int) -> int:
+        """Number to do next, of a batch at most, by the time that those before have taken."""
+        left = min(batch, self.most - done)
+        if self.seconds is None or left <= 0:
+            return left
+        if not done:
+            return min(left, _FIRST)
+        spent = perf_counter() - self._started
+        fitting = int(done * (self.seconds - spent) / max(spent, 1e-9))
+        return max(min(left, fitting), 0)
+
+
 @dataclass(frozen=True)
 class ProofOutputs:
     """Sampling parameters and number of the outputs that a proof draws.
@@ -67,6 +112,7 @@ class ProofOutputs:
         seed: seed of all randomness. Equal settings give equal results, except under policy auto,
             which depends on measured times.
         hints: hints of each prompt; empty for no hints.
+        seconds: time after which fewer tokens are enough; None for no limit.
     """
 
     params: SamplingParams
@@ -75,3 +121,4 @@ class ProofOutputs:
     level: float = 0.01
     seed: int = 0
     hints: tuple[Hints, ...] = ()
+    seconds: float | None = None

@@ -11,7 +11,7 @@ from forerun.engine.engine import Engine
 from forerun.measure.attribution import DEFECT, Difference, first_difference
 from forerun.params import SamplingParams
 from forerun.progress import report
-from forerun.proof.effort import ProofOutputs
+from forerun.proof.effort import Allowance, ProofOutputs
 
 # Rules under which a seed gives plain decoding's tokens; under others it only makes a run repeatable.
 SEEDED_RULES = ("auto", "coupled")
@@ -88,7 +88,8 @@ def by_equality(
     Args:
         engine: an engine with a drafter.
         prompts: token ids of the prompts.
-        outputs: outputs to draw; the first prompt has their seed, every further prompt the next one.
+        outputs: outputs to draw; the first prompt has their seed, every further prompt the next one. Their
+            seconds limit the number of prompts.
     """
     started = perf_counter()
     base = replace(
@@ -105,11 +106,16 @@ def by_equality(
     done, total = 0, len(runs) * len(prompts)
     modes = []
     for name, params in runs.items():
-        entries = []
-        for entry in _compare(engine, prompts, params, outputs.hints):
-            entries.append(entry)
-            done += 1
-            report("equality", done, total)
+        entries: list[tuple[int, Difference | None]] = []
+        share = None if outputs.seconds is None else outputs.seconds / len(runs)
+        allowance = Allowance(len(prompts), share)
+        while size := allowance.more(len(entries), len(prompts)):
+            part = slice(len(entries), len(entries) + size)
+            hints = outputs.hints[part] or [NO_HINTS] * size
+            for entry in _compare(engine, prompts[part], params[part], hints):
+                entries.append(entry)
+                report("equality", done + len(entries), total)
+        done += len(prompts)
         tokens = sum(count for count, _ in entries)
         differences = [
             PromptDifference(index, difference)
@@ -117,7 +123,8 @@ def by_equality(
             if difference is not None
         ]
         strict = engine.target.exactness is Exactness.BITWISE
-        modes.append(EqualityMode(name, len(prompts), tokens, tuple(differences), strict))
+        modes.append(EqualityMode(name, len(entries), tokens, tuple(differences), strict))
+    report("equality", 1, 1)
     return Equality(tuple(modes), perf_counter() - started)
 
 
@@ -128,7 +135,7 @@ def _compare(
     hints: Sequence[Hints],
 ) -> Iterator[tuple[int, Difference | None]]:
     """Number of tokens of plain decoding, and the first difference from them, for each prompt."""
-    completions = engine.generate(prompts, all_params, hints=hints or [NO_HINTS] * len(prompts))
+    completions = engine.generate(prompts, all_params, hints=hints)
     for prompt, params, completion in zip(prompts, all_params, completions, strict=True):
         plain = [event.token_id for event in engine.stream_plain(prompt, params)]
         yield (

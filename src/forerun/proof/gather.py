@@ -20,7 +20,7 @@ from forerun.measure.watching import watched_rules
 from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams
 from forerun.progress import report
-from forerun.proof.effort import ProofOutputs
+from forerun.proof.effort import Allowance, ProofOutputs
 from forerun.proof.recorder import Masses, RoundTests, masses_of
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.sampling import Prefix, warp
@@ -71,7 +71,7 @@ def gather(
     outputs: ProofOutputs,
     groups: Ints,
 ) -> Tally:
-    """Generate outputs until there are enough tokens, and test every token.
+    """Generate outputs until there are enough tokens or the time is over, and test every token.
 
     Args:
         engine: an engine with any rule.
@@ -82,6 +82,7 @@ def gather(
     hints = outputs.hints or [NO_HINTS] * len(prompts)
     tally = Tally.empty(groups, outputs.seed)
     needed = math.ceil(outputs.num_tokens / outputs.output_tokens)
+    allowance = Allowance(needed, outputs.seconds)
     params = replace(
         outputs.params,
         max_tokens=outputs.output_tokens,
@@ -96,14 +97,15 @@ def gather(
     seeds = count(outputs.seed * _FAR_APART)
     rounds = RoundTests(tally.tests, tally.starts)
     with watched_rules(engine, rounds.see), _seeded(engine, seeds):
-        for start in range(0, needed, engine.max_batch_size):
-            numbers = range(start, min(start + engine.max_batch_size, needed))
+        while size := allowance.more(tally.num_outputs, engine.max_batch_size):
+            numbers = range(tally.num_outputs, tally.num_outputs + size)
             batch = [prompts[number % len(prompts)] for number in numbers]
             hinted = [hints[number % len(prompts)] for number in numbers]
             completions = engine.generate(batch, params, hints=hinted)
             _test_outputs(engine, completions, params, rounds.masses, tally)
             rounds.masses.clear()
             report("statistics", min(tally.num_tokens, outputs.num_tokens), outputs.num_tokens)
+    report("statistics", 1, 1)
     tally.used = rounds.used
     return tally
 

@@ -13,7 +13,7 @@ from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.proof.effort import Effort, ProofOutputs
+from forerun.proof.effort import MOST_PROMPTS, MOST_TOKENS, STATISTICS, Effort, ProofOutputs
 from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
 from forerun.proof.statistics import Statistics, by_statistics
@@ -95,7 +95,13 @@ def prove(
     rule = engine.config.rejection_sample_method
     hints = predictions(engine, prompts, params, effort)
     outputs = ProofOutputs(
-        params, effort.num_tokens, effort.output_tokens, effort.level, effort.seed, hints
+        params,
+        effort.num_tokens or MOST_TOKENS,
+        effort.output_tokens,
+        effort.level,
+        effort.seed,
+        hints,
+        None if effort.num_tokens else STATISTICS * effort.seconds,
     )
     statistics = enumeration = equality = None
     if "statistics" in effort.parts and not params.greedy:
@@ -103,8 +109,11 @@ def prove(
     if "enumeration" in effort.parts:
         enumeration = by_enumeration(_rules_to_enumerate(engine), params)
     if "equality" in effort.parts:
-        count = effort.equality_prompts
-        few = replace(outputs, hints=hints[:count])
+        count = effort.equality_prompts or MOST_PROMPTS
+        left = max(effort.seconds - (perf_counter() - started), 0.0)
+        few = replace(
+            outputs, hints=hints[:count], seconds=None if effort.equality_prompts else left
+        )
         equality = by_equality(engine, prompts[:count], few)
     return Proof(
         level=engine.exactness,
@@ -112,7 +121,7 @@ def prove(
         enumeration=enumeration,
         statistics=statistics,
         equality=equality,
-        notes=tuple(_notes(effort, params, rule)),
+        notes=(*_notes(effort, params, rule), *_limited(effort, statistics, equality)),
         seconds=perf_counter() - started,
     )
 
@@ -129,7 +138,8 @@ def predictions(
     greedy = replace(
         params, temperature=0.0, max_tokens=effort.output_tokens, ignore_eos=True, stop=()
     )
-    used = max(math.ceil(effort.num_tokens / effort.output_tokens), effort.equality_prompts)
+    tokens = effort.num_tokens or 1
+    used = max(math.ceil(tokens / effort.output_tokens), effort.equality_prompts or MOST_PROMPTS)
     hints = []
     for prompt in prompts[:used]:
         output = [event.token_id for event in engine.stream_plain(prompt, greedy)]
@@ -160,6 +170,24 @@ def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
     if "equality" in effort.parts and not params.greedy and rule not in SEEDED_RULES:
         yield (
             f"rule {rule} does not promise plain decoding's tokens for a seed; auto and coupled do."
+        )
+
+
+def _limited(
+    effort: Effort, statistics: Statistics | None, equality: Equality | None
+) -> Iterator[str]:
+    """A note where the time has limited the amounts."""
+    tokens = MOST_TOKENS if statistics is None else statistics.first.num_tokens
+    prompts = (
+        min((mode.prompts for mode in equality.modes), default=0) if equality else MOST_PROMPTS
+    )
+    few = [f"{tokens} tokens"] if effort.num_tokens is None and tokens < MOST_TOKENS else []
+    if effort.equality_prompts is None and prompts < MOST_PROMPTS:
+        few.append(f"{prompts} prompts")
+    if few:
+        yield (
+            f"{effort.seconds:g} seconds allowed {' and '.join(few)}; more of them, or num_tokens and "
+            "equality_prompts, see smaller deviations."
         )
 
 

@@ -126,7 +126,10 @@ def by_statistics(
     if not first.alarms(outputs.level):
         return Statistics(True, outputs.level, first)
     again = replace(
-        outputs, num_tokens=SECOND_LOOK * outputs.num_tokens, seed=outputs.seed + _FRESH
+        outputs,
+        num_tokens=SECOND_LOOK * first.num_tokens,
+        seconds=None,
+        seed=outputs.seed + _FRESH,
     )
     second = _look(engine, prompts, again, groups)
     return Statistics(not second.alarms(outputs.level), outputs.level, first, second)
