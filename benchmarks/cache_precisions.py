@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from forerun.bench.forwards import Forwards
+from benchmarks.shapes import build
+from forerun.bench.forwards import Forwards, forward_bytes
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import build
-from forerun.bench.traffic import forward_bytes
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.kv_dtype import with_kv_dtype

@@ -3,13 +3,14 @@ target."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from forerun.bench.shapes import RANDOM_SHAPES, RandomSource, config_of
+from benchmarks.shapes import RANDOM_SHAPES, RandomSource, config_of
 from forerun.costs.shapes import ModelShape
 from forerun.engine.engine import Engine
 from forerun.files import atomic_path, write_text
@@ -68,3 +69,11 @@ def _write(shape: ModelShape, directory: Path) -> Path:
         tensors = {key: source.read(key).clone() for key in source.shapes}
         save_file(tensors, temporary, metadata={"format": "pt"})
     return directory
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write a checkpoint of random weights.")
+    parser.add_argument("name", choices=sorted(RANDOM_SHAPES))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    write_checkpoint(options.name, options.folder)

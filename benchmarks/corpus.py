@@ -22,7 +22,7 @@ from time import perf_counter
 
 import forerun
 from benchmarks.cold_homes import empty_home
-from forerun.bench.prompts import Preparation
+from forerun.bench.engines import Preparation
 from forerun.bench.rows import loops
 from forerun.bench.runs import EncodedPrompt
 from forerun.bench.workloads import built_in

@@ -13,8 +13,8 @@ from time import perf_counter
 
 import psutil
 
+from benchmarks.shapes import build
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import build
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.models.checkpoint import Checkpoint
@@ -61,7 +61,7 @@ def _load(name: str, precision: str) -> Engine:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="zoo, a file, or a shape of forerun.bench.shapes")
+    parser.add_argument("name", help="zoo, a file, or a shape of benchmarks.shapes")
     parser.add_argument("precision", help="fp32, bf16, int8 or int4")
     parser.add_argument("threads", type=int)
     given = parser.parse_args(arguments)

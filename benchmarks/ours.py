@@ -9,10 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.rounds import measure_rounds
-from forerun.bench.forwards import Forwards, prefill_seconds
+from benchmarks.shapes import build
+from forerun.bench.forwards import Forwards, forward_bytes, multiply_adds, prefill_seconds
 from forerun.bench.machine import Machine, use_threads
-from forerun.bench.shapes import build
-from forerun.bench.traffic import forward_bytes, multiply_adds
 from forerun.core import Drawing
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig

@@ -18,8 +18,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from benchmarks.questions import SETS, load_questions
+from benchmarks.shapes import build
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import build
 from forerun.core import Batch
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel

@@ -16,7 +16,7 @@ import random
 import statistics
 from time import perf_counter
 
-from forerun.bench.shapes import build
+from benchmarks.shapes import build
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine

@@ -68,12 +68,19 @@ def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models for benchmarks that take no time, as `tiny` and `tiny-tied`."""
-    from forerun.bench.shapes import RANDOM_SHAPES
+    from benchmarks.shapes import RANDOM_SHAPES, open_model
     from forerun.costs.shapes import ModelShape
+    from forerun.models.checkpoint import Checkpoint
 
     for name, tied in {"tiny": False, "tiny-tied": True}.items():
         monkeypatch.setitem(RANDOM_SHAPES, name, ModelShape(2, 64, 4, 2, 16, 128, 96, tied=tied))
-    monkeypatch.setattr("forerun.bench.shapes.MODELS", ("zoo", *RANDOM_SHAPES))
+    monkeypatch.setattr("benchmarks.shapes.MODELS", ("zoo", *RANDOM_SHAPES))
+    opened = Checkpoint.open
+
+    def open_shape(name: str, revision: str | None = None) -> Checkpoint:
+        return open_model(name) if name in RANDOM_SHAPES else opened(name, revision)
+
+    monkeypatch.setattr(Checkpoint, "open", open_shape)
     # A small cache takes no time to read.
     monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
     threads = torch.get_num_threads()

@@ -30,7 +30,7 @@ FILES = {
     "phrase_file": '["def add(a, b):\\n    return a + b\\n"]',
 }
 CODE = "def add(a, b):\n"
-WRITTEN = ("--certificate", "--html", "--markdown", "--output", "--plot", "--rows", "--save")
+WRITTEN = ("--certificate", "--html", "--markdown", "--output", "--plot", "--records", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
 PARSED_ONLY = (("prove",), ("roofline",), ("diffusion", "prove"), ("diffusion", "distill"))
 

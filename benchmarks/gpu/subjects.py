@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.gpu.output import Output
 from benchmarks.gpu.parts import join_parts
-from forerun.bench.shapes import config_of
+from benchmarks.shapes import config_of
 from forerun.contracts import CausalLM
 from forerun.costs.shapes import SHAPES as PUBLISHED
 from forerun.costs.shapes import ModelShape

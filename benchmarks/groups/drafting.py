@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from benchmarks.groups.report import Figure, Setting, spread
 from benchmarks.rounds import alone, measure_rounds
+from benchmarks.shapes import build
 from forerun.bench.machine import use_threads
-from forerun.bench.shapes import build
 from forerun.core import Drawing
 
 GROUP = 3

@@ -8,10 +8,10 @@ from itertools import product
 
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting, local, spread
+from benchmarks.shapes import build
 from forerun.bench.machine import Machine, use_threads
 from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
-from forerun.bench.roofline.rows import TARGET, Forward
-from forerun.bench.shapes import build
+from forerun.bench.roofline.result import TARGET, Forward
 
 GROUP = 2
 SHORT, LONG = 128, 4096

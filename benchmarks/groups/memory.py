@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting
-from forerun.bench.shapes import RANDOM_SHAPES
+from benchmarks.shapes import RANDOM_SHAPES
 
 GROUP = 5
 EXTRA_MB = 64

@@ -13,9 +13,8 @@ from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
-from forerun.bench.tune.prediction import costs_of
+from forerun.bench.tune.prediction import costs_of, plain_seconds
 from forerun.bench.tune.records import RecordedOutput, Records
-from forerun.bench.tune.replay import plain_seconds
 from forerun.costs.rounds import Costs, RoundCosts
 from forerun.policies import make_policy
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.bench.contestants import Drafting
-from forerun.bench.engines import Workshop
-from forerun.bench.prompts import Prepared
+from forerun.bench.engines import Prepared, Workshop
 from forerun.bench.runs import EncodedPrompt, run_plain
 from forerun.bench.settings import DEFAULT, Axes, cross
 from forerun.files import CACHE_VARIABLE

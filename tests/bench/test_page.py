@@ -6,10 +6,9 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from forerun.bench.report import BenchReport
+from forerun.bench.report import BenchReport, result_of, tables
 from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD, DEFAULT
-from forerun.bench.tables import result_of, tables
 from forerun.report.html import page
 from forerun.report.markdown import document
 from tests.helpers.bench_rows import failed_row, made_row
@@ -75,7 +74,7 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
                 assert -1 <= float(node.attrib.get(key, 0)) <= width
             for key in ("y", "y1", "y2", "cy"):
                 assert -1 <= float(node.attrib.get(key, 0)) <= height
-    assert text.count("<svg") == 4 * 6
+    assert text.count("<svg") == 4 * 4
 
 
 def test_the_page_says_the_verdict_first() -> None:

@@ -17,9 +17,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from forerun.bench.peers import content_hash, converted, load_peer, peer_names
+from forerun.bench.peers import load_peer, peer_names
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError
 from forerun_peers import openvino
+from forerun_peers.conversion import content_hash, converted
 from forerun_peers.gguf_export import interleave
 
 PROMPT = [5, 9, 2, 40, 17, 33]

@@ -15,23 +15,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, MambaConfig, MixtralConfig
 
+from benchmarks import shapes
+from benchmarks.shapes import RANDOM_SHAPES, RandomSource, build, config_of
 from forerun import _native
-from forerun.bench import shapes
-from forerun.bench.forwards import Forwards
+from forerun.bench.forwards import (
+    Forwards,
+    forward_bytes,
+    multiply_adds,
+    traffic_of,
+    weight_bytes,
+)
 from forerun.bench.machine import Machine
 from forerun.bench.roofline.local import Models, hardware_called, measure
 from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
 from forerun.bench.roofline.predicted import predict, shape_named
 from forerun.bench.roofline.report import report_of, roof
 from forerun.bench.roofline.request import RooflineRequest
-from forerun.bench.roofline.result import Roofline
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward, Subject, Turn, free_tokens
-from forerun.bench.shapes import RANDOM_SHAPES, RandomSource, build, config_of
-from forerun.bench.traffic import (
-    forward_bytes,
-    multiply_adds,
-    traffic_of,
-    weight_bytes,
+from forerun.bench.roofline.result import (
+    DRAFT,
+    FREE,
+    TARGET,
+    Forward,
+    Roofline,
+    Subject,
+    Turn,
+    free_tokens,
 )
 from forerun.costs.forwards import Limits, RooflineCosts, Traffic
 from forerun.costs.hardware import HARDWARE
@@ -191,13 +199,14 @@ def test_measured_rows() -> None:
         assert row.best_seconds is not None
         assert 0 < row.best_seconds <= row.seconds
         assert row.n > 1 or row.ratio == 1
-        assert row.from_memory is False
         assert row.predicted_seconds > 0
     assert {row.precision for row in roofline.rows} == {"bf16", "int8"}
-    sizes = [read["bytes"] for read in roofline.facts["reads"]]
+    sizes = list(roofline.facts["caches"].values())
     assert sizes == sorted(sizes)
-    assert sizes[-1] <= roofline.facts["stream_bytes"] < 2 * sizes[-1]
+    assert sizes[-1] == roofline.facts["stream_bytes"]
+    assert list(roofline.reads) == list(roofline.facts["caches"])
     assert list(roofline.reads)[-1] == "memory"
+    assert all(rate > 0 for rate in roofline.reads.values())
     assert roofline.facts["stream_bytes"] >= 4 * roofline.facts["last_level_cache_bytes"]
     assert roofline.in_cache is not None
     assert roofline.in_cache.stays

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from forerun.bench.rows import ROWS, MeasuredPair
-from forerun.bench.serving_keys import acceptance_histogram
 from forerun.measure.ledger import Ledger
 from tests.helpers.bench_rows import failed_row, made_row
 
@@ -25,13 +24,11 @@ def test_serving_keys_count_the_same_rounds() -> None:
     row = made_row("a", 0, 1.5)
     assert row.stats is not None
     content: dict[str, Any] = json.loads(json.dumps(row.as_dict()))
-    histogram = acceptance_histogram(row.stats)
-    assert sum(histogram.values()) == row.stats.num_drafts == content["spec_decode_num_drafts"]
-    accepted = sum(int(length) * rounds for length, rounds in histogram.items())
-    assert accepted == row.stats.num_accepted_tokens == content["spec_decode_accepted_tokens"]
+    assert content["spec_decode_num_drafts"] == row.stats.num_drafts
+    assert content["spec_decode_draft_tokens"] == row.stats.num_draft_tokens
+    assert content["spec_decode_accepted_tokens"] == row.stats.num_accepted_tokens
     assert content["spec_decode_acceptance_rate"] == pytest.approx(100 * 7 / 9)
     assert content["spec_decode_acceptance_length"] == pytest.approx(1 + 7 / 3)
     rates = content["spec_decode_per_position_acceptance_rates"]
     assert rates == pytest.approx([1, 2 / 3, 2 / 3])
-    assert content["speculative_decoding"]["acceptance_histogram"] == histogram
     assert MeasuredPair.from_dict(content) == row

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks import distorted
 from benchmarks.checkpoints import write_checkpoint
-from forerun.bench.shapes import build
+from benchmarks.shapes import build
 from tests.helpers.forwards import run
 
 pytestmark = pytest.mark.usefixtures("tiny_shapes")

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.replay import Fixed, View, replay
 from benchmarks.rivals.rounds import DraftChoice, Replayed
+from forerun.bench.tune.prediction import plain_seconds
 from forerun.bench.tune.records import RecordedOutput
-from forerun.bench.tune.replay import plain_seconds
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import auto

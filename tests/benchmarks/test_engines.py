@@ -18,9 +18,9 @@ from benchmarks.groups import drafting
 from benchmarks.groups.report import Figure, Setting, local, paired_ratio
 from benchmarks.host_time import Row
 from benchmarks.rounds import alone, measure_rounds
+from benchmarks.shapes import build
 from forerun import _native
 from forerun.bench.peers import worker
-from forerun.bench.shapes import build
 from forerun.core import Drawing
 from forerun.errors import ConfigError
 from tests.helpers.forwards import run

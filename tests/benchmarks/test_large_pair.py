@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.large_pair import Request, main, measure, report
+from benchmarks.shapes import RANDOM_SHAPES, build
 from forerun import _native
-from forerun.bench.shapes import RANDOM_SHAPES, build
 from forerun.costs.shapes import ModelShape
 from forerun.errors import ConfigError, UnknownNameError
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, View, replay
 from benchmarks.rivals.rounds import PLAIN, DraftChoice
-from forerun.bench.tune.replay import plain_seconds
-from forerun.bench.tune.replay import replay as replay_length
+from forerun.bench.tune.prediction import plain_seconds
+from forerun.bench.tune.prediction import replay as replay_length
 from forerun.errors import ConfigError
 from tests.helpers.recorded import costs, output, recorded
 

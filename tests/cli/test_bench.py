@@ -73,20 +73,20 @@ def test_other_engines_keep_their_own_caches(
     cli: Cli, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the report says so."""
-    monkeypatch.setattr("forerun.bench.opponents._load", _missing)
+    monkeypatch.setattr("forerun.bench.run.RemoteEngine", _missing)
     against = (*small, "--against", "llama.cpp")
     coded = run_json(cli, *against, "--kv-dtype", "bf16")
     assert any("kv_dtype bf16 is forerun's alone" in text for text in coded["remarks"])
     assert not any("kv_dtype" in text for text in run_json(cli, *against)["remarks"])
 
 
-def _missing(*_: Any) -> Any:
+def _missing(*_: Any, **__: Any) -> Any:
     raise ConfigError("it is not there.")
 
 
 def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:
     rows, page, text = (str(tmp_path / name) for name in ("rows.jsonl", "page.html", "report.md"))
-    content = run_json(cli, *small, "--rows", rows, "--html", page, "--markdown", text)
+    content = run_json(cli, *small, "--records", rows, "--html", page, "--markdown", text)
     whole = [cell for cell in content["cells"] if cell["category"] == "all"]
     assert {cell["setting"] for cell in whole} == {
         "draft_model draft, 2 tokens",
@@ -137,7 +137,7 @@ def test_the_default_is_measured_warm_and_cold(
 def test_turns_follow_plain_answers(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:
     """A later turn holds the plain answer to the one before, and so more tokens."""
     rows = tmp_path / "rows.jsonl"
-    run_json(cli, *small, "--rows", str(rows))
+    run_json(cli, *small, "--records", str(rows))
     made = [MeasuredPair.from_dict(json.loads(line)) for line in rows.read_text().splitlines()[1:]]
     lengths = {row.key.prompts[0]: row.stats.prompt_tokens for row in made if row.stats}
     assert lengths["1/2"] > lengths["1/1"] == lengths["0"]
@@ -156,19 +156,18 @@ def test_an_interruption_keeps_what_was_measured(
             yield row
 
     monkeypatch.setattr(BenchSession, "run", interrupted)
-    result = cli.run(*small, "--rows", rows)
+    result = cli.run(*small, "--records", rows)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr
     assert "T = 0" in result.stdout
     monkeypatch.undo()
     before = Path(rows).read_text()
-    content = run_json(cli, *small, "--resume", rows)
+    content = run_json(cli, *small, "--records", rows)
     after = Path(rows).read_text()
     assert after.startswith(before)
     assert (len(before.splitlines()), len(after.splitlines())) == (4, 9)
     assert [cell["pairs"] for cell in content["cells"] if cell["category"] == "all"] == [4, 4]
-    refused(cli.run(*small, "--resume", rows, "--max-tokens", "5"), "was made with sampling")
-    refused(cli.run(*small, "--rows", rows), "--resume")
+    refused(cli.run(*small, "--records", rows, "--max-tokens", "5"), "was made with sampling")
 
 
 def test_batches_and_trees(cli: Cli, small: tuple[str, ...]) -> None:
@@ -200,7 +199,6 @@ def test_bad_lines_are_counted(cli: Cli, small: tuple[str, ...], write: Write) -
         (("--policies", "fast"), ["'fast'", "adaptive"]),
         (("--trees", "absent.json"), ["absent.json"]),
         (("--workloads", "json"), ["--prompts", "--workloads"]),
-        (("--rows", "a", "--resume", "b"), ["--rows", "--resume"]),
         (("--html", "/absent/page.html"), ["--html", "/absent"]),
         (("--method-option", "x"), ["NAME=VALUE"]),
         (("--method-option", "prompt_lookup_max=3"), ["prompt_lookup_max"]),

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from forerun.bench import opponents
-from forerun.bench.contestants import Elsewhere
-from forerun.bench.opponents import LENGTHS, Invitation, invited
+from forerun.bench.contestants import LENGTHS, Elsewhere, invited
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.runs import EncodedPrompt
 from forerun.errors import ConfigError
@@ -53,17 +51,13 @@ def remote() -> RemoteEngine:
     )
 
 
-def test_a_peer_takes_part_plainly_and_at_its_best(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def load(_: Invitation, name: str) -> RemoteEngine:
+def test_a_peer_takes_part_plainly_and_at_its_best() -> None:
+    def load(name: str) -> RemoteEngine:
         if name != "made":
             raise ConfigError(f"{name} is not installed.")
         return remote()
 
-    monkeypatch.setattr(opponents, "_load", load)
-    invitation = Invitation(["absent", "made"], None, "bf16", 1, tmp_path)  # type: ignore[arg-type]
-    with invited(invitation, PROMPTS) as found:
+    with invited(["absent", "made"], load, PROMPTS) as found:
         assert [entry.name for entry in found.contestants] == ["made, plain", "made, lookup of 4"]
         assert found.notes == ["without absent: absent is not installed"]
         assert found.facts["made, plain"]["version"] == "1.0"

@@ -28,7 +28,7 @@ COMMON = {
     ),
 }
 MEASURED = {
-    *("caches", "reads", "last_level_cache_bytes", "stream_bytes", "multiply_adds_per_second"),
+    *("caches", "last_level_cache_bytes", "stream_bytes", "multiply_adds_per_second"),
     *("bandwidth_gigabytes_per_second", "best_bandwidth_gigabytes_per_second"),
 }
 PREDICTED = {"device", "weight_bytes", "fits", "free_tokens_of_all_requests"}

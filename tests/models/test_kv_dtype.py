@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 
 import forerun
-from forerun.bench.traffic import forward_bytes
+from forerun.bench.forwards import forward_bytes
 from forerun.compression import Compression
 from forerun.core import View
 from forerun.drafters.ngram import NgramDrafter

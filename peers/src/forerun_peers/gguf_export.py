@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from forerun.bench.peers import converted, import_package
 from forerun.errors import UnsupportedModelError
 from forerun.files import atomic_path
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.layouts import layout_of
 from forerun.models.sources import SafetensorsSource
+from forerun_peers.conversion import converted, import_package
 
 INTERLEAVED = {"llama": True, "qwen3": False}
 """By family, whether llama.cpp rotates neighbours (0, 1), (2, 3) rather than halves of a head."""

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.bench.peers import Peer, PeerOptions, import_package
+from forerun.bench.peers import Peer, PeerOptions
 from forerun.errors import CacheError, CheckpointError
+from forerun_peers.conversion import import_package
 
 FLASH_ATTENTION = True
 

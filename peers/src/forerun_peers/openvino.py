@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.peers import MAX_CONTEXT, Peer, PeerOptions, converted, import_package
+from forerun.bench.peers import MAX_CONTEXT, Peer, PeerOptions
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun_peers.conversion import converted, import_package
 
 VARIABLE = "FORERUN_OPTIMUM_CLI"
 

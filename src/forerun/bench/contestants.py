@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.rows import Side, side_of
@@ -12,9 +14,12 @@ from forerun.bench.runs import EncodedPrompt, Timed, predicted, run_drafting
 from forerun.bench.settings import DEFAULT, Setting
 from forerun.core import Stats
 from forerun.engine.engine import Engine
+from forerun.errors import ConfigError
 from forerun.measure.attribution import first_difference
 from forerun.measure.paired import deterministic, warming_up
+from forerun.models import Checkpoint
 from forerun.params import SamplingParams
+from forerun.progress import report
 
 WARM_UP_TOKENS = 16
 
@@ -153,3 +158,85 @@ class Elsewhere:
             num_speculative_tokens=self.length,
         )
         return answer[0], answer[1]
+
+
+# Tokens to draft a round that are tried, on so many prompts with so many tokens.
+LENGTHS = (2, 4, 8)
+TRIED_PROMPTS, TRIED_TOKENS = 3, 48
+
+
+@dataclass
+class Opponents:
+    """Other engines that take part.
+
+    Args:
+        contestants: two of each engine: plain, and with the drafts that were fastest.
+        facts: of each contestant: engine, version, settings, the sweep.
+        notes: which engines are missing, and why.
+    """
+
+    contestants: list[Elsewhere] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def invited(
+    names: Sequence[str],
+    load: Callable[[str], RemoteEngine],
+    prompts: Sequence[EncodedPrompt],
+) -> Iterator[Opponents]:
+    """Engines that are loaded, each in a process of its own; they end with the block.
+
+    Args:
+        names: names of peers.
+        load: from a name to its engine.
+        prompts: whose first ones serve to find each engine's best length.
+    """
+    opponents = Opponents()
+    with ExitStack() as stack:
+        for number, name in enumerate(names):
+            try:
+                engine = stack.enter_context(load(name))
+                _add(opponents, name, engine, prompts)
+            except ConfigError as error:
+                opponents.notes.append(f"without {name}: {str(error).rstrip('.')}")
+            report("loading other engines", number + 1, len(names))
+        yield opponents
+
+
+def files_of(checkpoint: Checkpoint) -> Path:
+    """The GGUF file or the folder of a model."""
+    location = checkpoint.with_weights().location
+    return location.file or location.directory
+
+
+def _add(
+    opponents: Opponents, name: str, engine: RemoteEngine, prompts: Sequence[EncodedPrompt]
+) -> None:
+    """Sweep the lengths of an engine, and take it in as it is plain and as it is best."""
+    described: dict[str, Any] = engine.call("describe")
+    rates = _sweep(engine, prompts[:TRIED_PROMPTS])
+    best = max(LENGTHS, key=lambda length: rates[length])
+    words = ", ".join(f"{rates[length]:.0f} with {length or 'none'}" for length in rates)
+    described["sweep"] = f"tokens/s by drafted tokens: {words}"
+    drafts = "draft model" if described["draft"] else "lookup"
+    for label, length in (("plain", 0), (f"{drafts} of {best}", best)):
+        contestant = Elsewhere(f"{name}, {label}", engine, length)
+        opponents.contestants.append(contestant)
+        opponents.facts[contestant.name] = described
+
+
+def _sweep(engine: RemoteEngine, prompts: Sequence[EncodedPrompt]) -> dict[int, float]:
+    """Tokens a second by length, plain decoding among them, after a warm-up of each."""
+    rates = {}
+    for length in (0, *LENGTHS):
+        request = {"num_speculative_tokens": length}
+        ids = [list(prompt.token_ids) for prompt in prompts]
+        engine.call("generate", prompt_ids=ids[0], num_tokens=WARM_UP_TOKENS, **request)
+        seconds = sum(
+            engine.call("generate", prompt_ids=own, num_tokens=TRIED_TOKENS, **request)[1]
+            for own in ids
+        )
+        rates[length] = len(ids) * TRIED_TOKENS / seconds
+    return rates

@@ -3,23 +3,118 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from forerun.bench.contestants import Drafting
-from forerun.bench.prompts import Preparation, Prepared
+from forerun.bench.runs import EncodedPrompt, run_plain
 from forerun.bench.settings import Setting
 from forerun.contracts import Policy
+from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.errors import PromptError
 from forerun.files import CACHE_VARIABLE
 from forerun.measure.questions import Question
 from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.progress import report
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Prompts, and what could not be made one.
+
+    Args:
+        prompts: in the order of the questions, a turn each.
+        too_long: turns that leave no room for an answer in the context.
+        template: whether the model's chat template made them.
+    """
+
+    prompts: tuple[EncodedPrompt, ...]
+    too_long: int
+    template: bool
+
+
+@dataclass
+class Preparation:
+    """Maker of prompts from questions.
+
+    Args:
+        engine: answers earlier turns, greedily and plainly, so that all methods see the same text.
+        params: of the answers.
+        raw: send texts as they are, without the chat template.
+        system: a system message before those questions that have none.
+        variables: of the chat template.
+    """
+
+    engine: Engine
+    params: SamplingParams
+    raw: bool = False
+    system: str | None = None
+    variables: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._template = None if self.raw else ChatTemplate.of(self.engine.tokenizer)
+        self._params = replace(self.params, temperature=0.0, seed=None)
+
+    def prepare(self, questions: Sequence[Question]) -> Prepared:
+        """All turns of the questions.
+
+        Raises:
+            PromptError: where none of them fits the context.
+        """
+        prompts: list[EncodedPrompt] = []
+        too_long = 0
+        for number, question in enumerate(questions):
+            made = self._turns(question)
+            prompts += made
+            too_long += len(question.turns) - len(made)
+            report("preparing prompts", number + 1, len(questions))
+        if not prompts:
+            raise PromptError(
+                f"no prompt leaves room for {self.params.max_tokens} tokens of output in a context of "
+                f"{self.engine.max_context}; raise --max-context or lower --max-tokens."
+            )
+        return Prepared(tuple(prompts), too_long, self._template is not None)
+
+    def _turns(self, question: Question) -> list[EncodedPrompt]:
+        """The prompts of a question's turns, up to the first that does not fit."""
+        prompts: list[EncodedPrompt] = []
+        answers: list[str] = []
+        several = len(question.turns) > 1
+        for turn in range(len(question.turns)):
+            token_ids = self._encode(question, answers)
+            room = self.engine.max_context - len(token_ids)
+            if room < (self.params.max_tokens or 1):
+                break
+            number = f"{question.question_id}/{turn + 1}" if several else question.question_id
+            prompts.append(EncodedPrompt(number, question.category, token_ids, question.prediction))
+            if turn + 1 < len(question.turns):
+                run = run_plain(self.engine, prompts[-1:], self._params)
+                answers.append(run.completions[0].text)
+        return prompts
+
+    def _encode(self, question: Question, answers: Sequence[str]) -> tuple[int, ...]:
+        turns = question.turns[: len(answers) + 1]
+        system = question.system or self.system
+        if self._template is None:
+            parts = [system] if system else []
+            for turn, answer in zip(turns, [*answers, ""], strict=True):
+                parts += [turn, answer]
+            # One text goes on; of several turns each answer stands below its question.
+            text = "\n\n".join(parts[:-1]) if len(parts) > 2 else turns[0]
+            return tuple(encode_text(self.engine.tokenizer, text))
+        messages = [{"role": "system", "content": system}] if system else []
+        for turn, said in zip(turns, [*answers, None], strict=True):
+            messages.append({"role": "user", "content": turn})
+            if said is not None:
+                messages.append({"role": "assistant", "content": said})
+        return tuple(self._template.encode(messages, self.variables))
+
 
 # Caches are allocated in steps of this many tokens.
 _STEP = 64

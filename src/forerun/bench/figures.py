@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-from forerun.bench.report import BenchReport
-from forerun.bench.rows import MeasuredPair, Side
 from forerun.bench.settings import method_of
-from forerun.bench.summary import SettingFigures, burst_sizes, gaps, stages
+from forerun.bench.summary import SettingFigures, gaps, stages
 from forerun.bench.verdict import Recommendation, shown
 from forerun.report.chart import Bar, Bars, Curves, Line, Span, Spans
 from forerun.report.result import Figure
@@ -16,19 +13,19 @@ from forerun.report.result import Figure
 # Methods that charts show, each at its best setting.
 _METHODS = 6
 _STAGES = ("prefill", "draft", "target", "verify", "host")
-_BURSTS = ("1 token", "2", "3", "4", "5 to 8", "more")
-_EDGES = (1, 2, 3, 4, 8)
 
 
-def figures(report: BenchReport) -> dict[str, list[Figure]]:
-    """Charts by temperature and batch size."""
-    return {verdict.where.capitalize(): _place(report, verdict) for verdict in report.verdicts}
+def figures(
+    cells: Sequence[SettingFigures], verdicts: Sequence[Recommendation]
+) -> dict[str, list[Figure]]:
+    """Charts by temperature and batch size, of figures over all categories."""
+    return {verdict.where.capitalize(): _place(cells, verdict) for verdict in verdicts}
 
 
-def _place(report: BenchReport, verdict: Recommendation) -> list[Figure]:
+def _place(cells: Sequence[SettingFigures], verdict: Recommendation) -> list[Figure]:
     """Charts of one temperature and batch size."""
     here = (verdict.temperature, verdict.batch)
-    whole = [cell for cell in report.whole if (cell.temperature, cell.batch) == here]
+    whole = [cell for cell in cells if (cell.temperature, cell.batch) == here]
     whole.sort(key=lambda cell: -cell.speedup.value)
     chosen = _chosen([cell for cell in whole if cell.by_row])
     made: list[Figure | None] = [
@@ -41,8 +38,7 @@ def _place(report: BenchReport, verdict: Recommendation) -> list[Figure]:
         )
     ]
     if chosen:
-        made += [_acceptance(chosen), _stage_shares(chosen), _over_time(chosen)]
-        made += [_bursts(chosen), _pauses(chosen)]
+        made += [_acceptance(chosen), _stage_shares(chosen), _pauses(chosen)]
     return [figure for figure in made if figure is not None]
 
 
@@ -95,56 +91,6 @@ def _stage_shares(chosen: Sequence[SettingFigures]) -> Figure:
         "verifying, and the rest of the host's work."
     )
     return Figure("Where the time goes", text, Bars("stages", "ms a token", made, _STAGES))
-
-
-def _over_time(chosen: Sequence[SettingFigures]) -> Figure:
-    """One prompt: that on which the best setting gained what it usually gains."""
-    best = chosen[0]
-    usual = min(best.rows, key=lambda row: abs(row.speedup - best.speedup.value))
-    lines, place = {}, (usual.key.category, usual.key.prompts)
-    for cell in chosen[:4]:
-        row = next((r for r in cell.rows if (r.key.category, r.key.prompts) == place), None)
-        if row is not None and row.side is not None:
-            lines[cell.setting] = _arrivals(row.side, row)
-    assert usual.plain is not None
-    lines["plain decoding"] = _arrivals(usual.plain, usual)._replace(plain=True)
-    text = (
-        f"One request ({usual.key.category}, {usual.key.prompts[0]}), on which {best.setting} gained what it "
-        "usually gains. Steps are rounds: several tokens come at once."
-    )
-    chart = Curves("tokens", "seconds", {"": lines}, y_label="tokens")
-    return Figure("Tokens over time", text, chart)
-
-
-def _arrivals(side: Side, row: MeasuredPair) -> Line:
-    """The steps of the first request of a row."""
-    requests = len(row.key.prompts)
-    bursts = side.bursts if requests == 1 else side.bursts[: len(side.bursts) // requests]
-    pauses = side.gaps[: max(0, len(bursts) - 1)]
-    times = list(
-        accumulate(pauses, lambda now, pause: now + pause / 1e3, initial=side.first or 0.0)
-    )
-    x, y = [0.0], [0.0]
-    for time, total in zip(times, accumulate(bursts), strict=False):
-        x += [time, time]
-        y += [y[-1], float(total)]
-    return Line(x, y)
-
-
-def _bursts(chosen: Sequence[SettingFigures]) -> Figure:
-    rows = []
-    for cell in chosen:
-        counts = [0.0] * len(_BURSTS)
-        sizes = burst_sizes(cell.sides)
-        for size, times in sizes.items():
-            counts[sum(size > edge for edge in _EDGES)] += size * times
-        total = sum(counts) or 1.0
-        mean = total / (sizes.total() or 1)
-        rows.append(
-            Bar(cell.setting, [100 * count / total for count in counts], f"{mean:.2f} on average")
-        )
-    text = "How tokens arrive in a stream: shares of all tokens by how many came at once."
-    return Figure("Burst sizes", text, Bars("bursts", "% of tokens", rows, _BURSTS))
 
 
 def _pauses(chosen: Sequence[SettingFigures]) -> Figure | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from forerun.bench.peers import peer_names
-from forerun.bench.peers.process import CALL_SECONDS
 from forerun.bench.settings import CHAIN, FIXED
 from forerun.bench.workloads import BUILT_IN
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
@@ -126,21 +125,10 @@ class BenchRequest:
         default=None,
         description="The folder where models that were converted for them are kept; the user's cache.",
     )
-    peers_limit: float = Field(
-        default=CALL_SECONDS,
-        ge=1,
-        le=10**5,
-        description="Seconds after which one that loads a model or answers a prompt is ended.",
-    )
-    rows: FileName | None = option(
+    records: FileName | None = option(
         default=None,
-        description="Add every measured pair to a new file, as JSON lines, while it runs.",
+        description="Keep every measured pair there, as JSON lines, and go on from what is there already.",
         section="Other",
-        excludes=("resume",),
-    )
-    resume: FileName | None = Field(
-        default=None,
-        description="The same with a file of an earlier run, whose pairs are not measured again.",
     )
 
 

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 from forerun.bench.runs import EncodedPrompt, Timed
-from forerun.bench.serving_keys import serving_keys
 from forerun.core import Stats
 from forerun.errors import ConfigError
 from forerun.measure.ledger import Format
@@ -137,6 +136,27 @@ ROWS = Format(
     parse=MeasuredPair.from_dict,
 )
 """Format of a file of rows; the header holds what makes figures comparable with each other."""
+
+
+def serving_keys(stats: Stats) -> dict[str, Any]:
+    """Acceptance of a run under the names of `vllm bench serve`.
+
+    The acceptance rate is in per cent, and the acceptance length is 1 + accepted / drafts, the bonus token
+    always counted.
+    """
+    drafts, accepted = stats.num_drafts, stats.num_accepted_tokens
+    if not drafts:
+        return {"spec_decode_num_drafts": 0}
+    return {
+        "spec_decode_acceptance_rate": 100 * accepted / stats.num_draft_tokens,
+        "spec_decode_acceptance_length": 1 + accepted / drafts,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": [
+            count / drafts for count in stats.num_accepted_tokens_per_pos
+        ],
+    }
 
 
 def digest_of(prompts: Sequence[EncodedPrompt]) -> str:

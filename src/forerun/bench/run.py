@@ -6,26 +6,23 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.bandwidth import Bandwidth
-from forerun.bench.contestants import Drafting
-from forerun.bench.engines import Workshop
-from forerun.bench.opponents import Invitation, Opponents, files_of, invited
-from forerun.bench.prompts import Prepared
-from forerun.bench.report import BenchReport
+from forerun.bench.contestants import Drafting, Opponents, files_of, invited
+from forerun.bench.engines import Prepared, Workshop
+from forerun.bench.machine import Bandwidth
+from forerun.bench.peers.process import RemoteEngine
+from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest
 from forerun.bench.rows import ROWS, MeasuredPair, PairKey
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Axes, Crossed, cross, likely_methods
-from forerun.bench.tables import result_of
 from forerun.bench.workloads import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
 from forerun.errors import CheckpointError, ConfigError, PromptError
-from forerun.files import printable
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
@@ -44,9 +41,8 @@ _PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 
 def answer(request: BenchRequest) -> Result:
     """The result of the command; see `forerun.bench.request.run`."""
-    for name in ("rows", "resume"):
-        if (file := getattr(request, name)) is not None:
-            check_writable(f"--{name}", file)
+    if request.records is not None:
+        check_writable("--records", request.records)
     questions = questions_of(request)
     crossed = _crossed(request)
     checkpoint = request.model.open()
@@ -54,9 +50,11 @@ def answer(request: BenchRequest) -> Result:
         try:
             bench.run()
         except KeyboardInterrupt:
-            bench.notes.append("interrupted: these are the pairs that were measured until then")
-            raise Interrupted(_result(request, bench)) from None
-        return _result(request, bench)
+            bench.report.notes.append(
+                "interrupted: these are the pairs that were measured until then"
+            )
+            raise Interrupted(bench.result()) from None
+        return bench.result()
 
 
 def questions_of(request: BenchRequest) -> list[Question]:
@@ -94,42 +92,18 @@ def _crossed(request: BenchRequest) -> Crossed:
     return cross(axes, target)
 
 
-def _result(request: BenchRequest, bench: BenchRun) -> Result:
-    """The result of the pairs so far.
-
-    Raises:
-        ConfigError: if there are none.
-    """
-    report = bench.report(request.model.model)
-    if not report.cells:
-        why = "; ".join(report.remarks) or "no prompt was run"
-        raise ConfigError(f"nothing was measured: {why}.")
-    return replace(result_of(report), device=bench.session.plain.target.device)
-
-
 @dataclass
 class BenchRun:
-    """A session, its rows so far, and what the report says beside them.
-
-    Args:
-        session: to be run.
-        rows: of an earlier session, and those that come.
-        file: that they are added to.
-        facts, exactness, peers, notes: as the report has them.
-    """
+    """A session, the report that grows with it, and the file that its rows are added to."""
 
     session: BenchSession
-    rows: list[MeasuredPair]
+    report: BenchReport
     file: Ledger[MeasuredPair] | None
-    facts: Mapping[str, str]
-    exactness: Mapping[str, str]
-    peers: Mapping[str, Mapping[str, Any]]
-    notes: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Measure all that is missing; an interruption leaves the rows until then."""
         for row in self.session.run():
-            self.rows.append(row)
+            self.report.rows.append(row)
             self._save(row)
 
     def _save(self, row: MeasuredPair) -> None:
@@ -141,25 +115,22 @@ class BenchRun:
             # The measurements are worth more than the file.
             self.file = None
             say(f"warning: {error}")
-            self.notes.append(str(error))
+            self.report.notes.append(str(error))
 
-    def report(self, model: str) -> BenchReport:
-        """The report of the rows so far."""
-        return BenchReport(
-            model=model,
-            command=shlex.join(["forerun", *sys.argv[1:]]),
-            facts=self.facts,
-            rows=self.rows,
-            exactness=self.exactness,
-            peers=self.peers,
-            notes=[*self.notes, *self.session.notes, *self._of_policies()],
-            bandwidth=self.session.bandwidth,
-        )
+    def result(self) -> Result:
+        """The result of the pairs so far.
 
-    def _of_policies(self) -> list[str]:
-        """Sentences on what policies decided in this session, and which drafters they gave up."""
-        ours = (entry for entry in self.session.contestants if isinstance(entry, Drafting))
-        return [note for entry in ours for note in entry.notes]
+        Raises:
+            ConfigError: if there are none.
+        """
+        report, session = self.report, self.session
+        report.notes.extend(session.notes)
+        for entry in session.contestants:
+            report.notes.extend(entry.notes if isinstance(entry, Drafting) else ())
+        if not report.cells:
+            why = "; ".join(report.remarks) or "no prompt was run"
+            raise ConfigError(f"nothing was measured: {why}.")
+        return replace(result_of(report), device=session.plain.target.device)
 
 
 @contextmanager
@@ -185,10 +156,9 @@ def measuring(
             contestants = stack.enter_context(drafting)
         facts = _facts(request, plain, prepared, params) | _default_fact(crossed)
         done: dict[PairKey, MeasuredPair] = {}
-        file = _rows_file(request, facts, lambda row: done.update({row.key: row}))
+        file = _records(request, facts, lambda row: done.update({row.key: row}))
         if file is not None:
             stack.enter_context(file)
-        exactness = {entry.name: str(entry.engine.exactness) for entry in contestants}
         opponents = stack.enter_context(_opponents(request, workshop, crossed, prepared))
         session = BenchSession(
             plain,
@@ -201,14 +171,22 @@ def measuring(
             done,
             bandwidth=_bandwidth(plain, prepared, params),
         )
-        notes = [
-            *crossed.notes,
-            *_left_out(prepared.too_long),
-            *_other_caches(request),
-            *opponents.notes,
-        ]
-        rows = session.usable()
-        yield BenchRun(session, rows, file, facts, exactness, opponents.facts, notes)
+        report = BenchReport(
+            model=request.model.model,
+            command=shlex.join(["forerun", *sys.argv[1:]]),
+            facts=facts,
+            rows=session.usable(),
+            exactness={entry.name: str(entry.engine.exactness) for entry in contestants},
+            peers=opponents.facts,
+            notes=[
+                *crossed.notes,
+                *_left_out(prepared.too_long),
+                *_other_caches(request),
+                *opponents.notes,
+            ],
+            bandwidth=session.bandwidth,
+        )
+        yield BenchRun(session, report, file)
 
 
 @contextmanager
@@ -220,19 +198,23 @@ def _opponents(
         yield Opponents()
         return
     checkpoint = workshop.checkpoint
+    precision = checkpoint.run_config(Placement(**workshop.placement)).precision
     models = [s.config.model for s in crossed.settings if s.config.method == "draft_model"]
     drafts = [files_of(Checkpoint.open(model)) for model in models if model is not None]
-    invitation = Invitation(
-        names=request.against,
-        checkpoint=checkpoint,
-        precision=checkpoint.run_config(Placement(**workshop.placement)).precision,
-        threads=threads_in_use(),
-        cache=Path(request.peers_cache or Path.home() / ".cache" / "forerun" / "peers"),
-        draft=drafts[0] if drafts else None,
-        python=request.peers_python,
-        limit=request.peers_limit,
-    )
-    with invited(invitation, prepared.prompts) as opponents:
+    # One precision is that of both.
+    fitting = [str(d) for d in drafts[:1] if d.is_file() == (precision == "stored")]
+    options: dict[str, Any] = {
+        "checkpoint_dir": str(files_of(checkpoint)),
+        "precision": precision,
+        "threads": threads_in_use(),
+        "draft_dir": fitting[0] if fitting else None,
+        "cache_dir": request.peers_cache or str(Path.home() / ".cache" / "forerun" / "peers"),
+    }
+
+    def load(name: str) -> RemoteEngine:
+        return RemoteEngine(name, name=name, python=request.peers_python, **options)
+
+    with invited(request.against, load, prepared.prompts) as opponents:
         yield opponents
 
 
@@ -260,19 +242,13 @@ def _left_out(count: int) -> list[str]:
     return [f"{turns} no room for an answer in the context, and are left out"] if count else []
 
 
-def _rows_file(
+def _records(
     request: BenchRequest, facts: Mapping[str, str], see: Callable[[MeasuredPair], None]
 ) -> Ledger[MeasuredPair] | None:
-    name = request.resume or request.rows
-    if name is None:
+    if request.records is None:
         return None
-    if request.resume is None and Path(name).exists():
-        raise ConfigError(
-            f"{printable(name)} exists; go on with --resume {printable(name)}, or name another file."
-        )
     compared = {key: facts[key] for key in ("engine", "machine", "sampling")}
-    header = {"model": request.model.model, **compared}
-    return Ledger(name, ROWS, header, see)
+    return Ledger(request.records, ROWS, {"model": request.model.model, **compared}, see)
 
 
 def _facts(

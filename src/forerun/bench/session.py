@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol, TypeVar
 
-from forerun.bench.bandwidth import Bandwidth
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
+from forerun.bench.machine import Bandwidth
 from forerun.bench.rows import MeasuredPair, PairKey, digest_of, loops, side_of
 from forerun.bench.runs import EncodedPrompt, Timed, run_plain
 from forerun.bench.verdict import FEW

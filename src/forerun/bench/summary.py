@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.rows import MeasuredPair, Side
-from forerun.bench.serving_keys import serving_keys
+from forerun.bench.rows import MeasuredPair, Side, serving_keys
 from forerun.core import Stats
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval

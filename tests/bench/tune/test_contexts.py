@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from forerun.bench.engines import Workshop
-from forerun.bench.prompts import Prepared
+from forerun.bench.engines import Prepared, Workshop
 from forerun.bench.runs import EncodedPrompt
 from forerun.bench.tune.candidates import Candidate
-from forerun.bench.tune.contexts import BreakEven, Shares
-from forerun.bench.tune.prediction import Prediction
+from forerun.bench.tune.prediction import BreakEven, Prediction, Shares
 from forerun.bench.tune.prediction import predicted as prediction_of
 from forerun.bench.tune.records import RecordedOutput, Records
+from forerun.bench.tune.report import contexts_in_words
 from forerun.bench.tune.run import Tuner, Tuning
-from forerun.bench.tune.words import contexts_in_words
 from forerun.contracts import Drafter
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable

@@ -11,8 +11,8 @@ import torch
 
 from forerun.bench.runs import EncodedPrompt
 from forerun.bench.tune.candidates import Candidate
+from forerun.bench.tune.prediction import replay
 from forerun.bench.tune.records import RecordedOutput, Records
-from forerun.bench.tune.replay import replay
 from forerun.bench.tune.steering import SetLength
 from forerun.bench.tune.workbench import Workbench
 from forerun.core import Batch, Hints

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from forerun.bench.tune.fit import fit_costs
+from forerun.bench.tune.prediction import plain_seconds, replay
 from forerun.bench.tune.records import PromptTiming, RoundTiming
-from forerun.bench.tune.replay import plain_seconds, replay
-from forerun.bench.tune.words import acceptance_by_position
+from forerun.bench.tune.report import acceptance_by_position
 from forerun.errors import ConfigError
 from tests.helpers.recorded import costs, output
 

@@ -10,9 +10,8 @@ from forerun.bench.settings import DEFAULT
 from forerun.bench.summary import summarize
 from forerun.bench.tune.candidates import Candidate
 from forerun.bench.tune.prediction import Prediction
-from forerun.bench.tune.report import config_values
+from forerun.bench.tune.report import config_values, verdict
 from forerun.bench.tune.run import Tuning
-from forerun.bench.tune.words import verdict
 from forerun.bench.verdict import verdicts
 from tests.helpers.bench_rows import made_row
 

@@ -9,11 +9,9 @@ OpenVINO come with `forerun[peers]`. Nothing is imported before a peer is loaded
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,36 +103,6 @@ class Peer(ABC):
                 f"{len(prompt_ids)} prompt tokens and {num_tokens} new ones; {self.name} needs at "
                 f"least 2 and 1, and at most {room} together."
             )
-
-
-def import_package(module: str) -> Any:
-    """A package of the extra `peers`.
-
-    Raises:
-        ConfigError: when it is not installed.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-        raise ConfigError(
-            f"this peer needs the package {module}; run: pip install 'forerun[peers]'."
-        ) from None
-
-
-def converted(cache_dir: Path, checkpoint_dir: Path, suffix: str) -> Path:
-    """The path of a converted checkpoint: its name has a hash of the weights."""
-    files = [*sorted(checkpoint_dir.glob("*.safetensors")), checkpoint_dir / "config.json"]
-    hashes = "".join(content_hash(file) for file in files)
-    digest = hashlib.sha256(hashes.encode()).hexdigest()
-    return cache_dir / f"{checkpoint_dir.name}-{digest[:12]}-{suffix}"
-
-
-def content_hash(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _transformers(options: PeerOptions) -> Peer:

@@ -11,24 +11,21 @@ from forerun import _native
 from forerun.bench.machine import MEMORY, Machine, instruction, use_threads
 from forerun.bench.roofline.measured import (
     TimedModel,
-    from_memory,
     limits_of,
     measure_in_cache,
-    read_by_size,
     reads_by_source,
     time_forwards,
     time_prefill,
 )
 from forerun.bench.roofline.request import RooflineRequest
-from forerun.bench.roofline.result import Roofline
-from forerun.bench.roofline.rows import DRAFT, TARGET, Forward
-from forerun.bench.shapes import open_model
+from forerun.bench.roofline.result import DRAFT, TARGET, Forward, Roofline
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
 from forerun.costs.hardware import HARDWARE, Hardware
 from forerun.engine.load import ModelPair
 from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.errors import ConfigError
+from forerun.models import Checkpoint
 from forerun.models.memory import check_memory
 
 
@@ -48,11 +45,13 @@ class Models:
             ForerunError: for a model that cannot be read or run.
         """
         placement = request.place.placement
-        target = open_model(request.model, request.place.revision)
+        target = Checkpoint.open(request.model, request.place.revision)
         pair = ModelPair(target, target.run_config(placement))
         draft = request.draft_model or KNOWN_DRAFTS.get(request.model)
         if draft is not None:
-            pair = pair.with_draft(open_model(draft), replace(placement, dtype=request.draft_dtype))
+            pair = pair.with_draft(
+                Checkpoint.open(draft), replace(placement, dtype=request.draft_dtype)
+            )
         if pair.run.device.type == "cpu":
             _ready(request.place.threads)
         capacity = max(request.contexts) + max(request.counts)
@@ -103,12 +102,7 @@ def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[TimedModel
     # The kernels hold torch to one thread, which a model on torch should not be.
     torch.set_num_threads(use_threads(None))
     limits_now = limits_of(machine)
-    rows = from_memory(time_forwards(timed, request.contexts, request.rounds, limits_now), machine)
-    facts = {
-        "caches": machine.sources(),
-        "reads": read_by_size(machine, request.rounds),
-        **machine.as_dict(),
-    }
+    rows = time_forwards(timed, request.contexts, request.rounds, limits_now)
     in_cache = None
     context = min((row.context for row in rows if row.role == DRAFT), default=None)
     if models.draft is not None and context is not None:
@@ -119,7 +113,7 @@ def _on_cpu(request: RooflineRequest, models: Models, timed: Sequence[TimedModel
         rows=rows,
         reads=reads_by_source(machine, request.rounds),
         peaks=_peaks(rows),
-        facts=facts,
+        facts={"caches": machine.sources(), **machine.as_dict()},
         prefill=time_prefill(models.target, limits_now),
         in_cache=in_cache,
         room=machine.cache / 2,

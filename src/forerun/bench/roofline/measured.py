@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from forerun.bench.forwards import Forwards, prefill_seconds
-from forerun.bench.machine import TIMES_THE_CACHE, Machine, instruction
-from forerun.bench.roofline.result import InCache, Prefill
-from forerun.bench.roofline.rows import Forward, Subject, Turn
-from forerun.bench.traffic import forward_bytes, multiply_adds, traffic_of
+from forerun.bench.forwards import (
+    Forwards,
+    forward_bytes,
+    multiply_adds,
+    prefill_seconds,
+    traffic_of,
+)
+from forerun.bench.machine import Machine, instruction
+from forerun.bench.roofline.result import Forward, InCache, Prefill, Subject, Turn
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
 from forerun.models.running import PREFILL_CHUNK
@@ -122,27 +126,6 @@ def time_prefill(model: CausalLM, limits_now: LimitsNow) -> Prefill:
     median = statistics.median(times)
     share = statistics.median(shares)
     return Prefill(tokens, median, tokens / median, work / read, work / median, share)
-
-
-def from_memory(rows: Sequence[Forward], machine: Machine) -> list[Forward]:
-    """The rows, with whether what they read comes from memory."""
-    least = TIMES_THE_CACHE * machine.cache
-    return [replace(row, from_memory=row.bytes >= least) for row in rows]
-
-
-def read_by_size(machine: Machine, num_turns: int) -> list[dict[str, float]]:
-    """Bytes a second by working set: medians."""
-    sizes = machine.sizes()
-    rates: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(num_turns):
-        for index, size in enumerate(sizes):
-            report("reads", turn * len(sizes) + index, num_turns * len(sizes))
-            rates[size].append(machine.read_like(size))
-    report("reads", 1, 1)
-    return [
-        {"bytes": size, "bytes_per_second": statistics.median(taken)}
-        for size, taken in rates.items()
-    ]
 
 
 def reads_by_source(machine: Machine, num_turns: int) -> dict[str, float]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.bench.roofline.request import RooflineRequest
-from forerun.bench.roofline.result import Roofline
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Subject
+from forerun.bench.roofline.result import DRAFT, FREE, TARGET, Roofline, Subject
 from forerun.costs.forwards import RooflineCosts
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.shapes import ModelShape, find_shape, read_shape

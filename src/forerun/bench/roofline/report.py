@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.roofline.result import InCache, Roofline
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward
+from forerun.bench.roofline.result import DRAFT, FREE, TARGET, Forward, InCache, Roofline
 from forerun.costs.hardware import GB
 from forerun.files import size_text
 from forerun.report.chart import Dots, Roof
@@ -148,24 +147,18 @@ def _tables(roofline: Roofline) -> Iterator[Table]:
     for context in free:
         rows = [asdict(row) for row in roofline.rows if row.context == context]
         yield long_table(f"Forwards at a context of {context}", columns, rows, ("role",))
-    if roofline.mode == "measured" and "reads" in roofline.facts:
+    if "caches" in roofline.facts:
         yield _reads_table(roofline)
 
 
 def _reads_table(roofline: Roofline) -> Table:
     caches: dict[str, int] = roofline.facts["caches"]
-
-    def place(count: float) -> str:
-        return next((name for name, most in caches.items() if count <= most), "memory")
-
-    rows = roofline.facts["reads"]
-    columns = {
-        "working set": lambda row: size_text(row["bytes"]),
-        "fits into": lambda row: place(row["bytes"]),
-        "GB/s": lambda row: f"{row['bytes_per_second'] / GB:.1f}",
-    }
     rates = ", ".join(f"{name} {peak / GB:.0f}" for name, peak in roofline.peaks.items())
-    return long_table(f"Reads of this machine; arithmetic in GFLOP/s: {rates}", columns, rows)
+    rows = [
+        (name, size_text(caches[name]), f"{rate / GB:.1f}") for name, rate in roofline.reads.items()
+    ]
+    title = f"Reads of this machine; arithmetic in GFLOP/s: {rates}"
+    return Table.of(title, ("from", "working set up to", "GB/s"), rows)
 
 
 def roof(roofline: Roofline) -> Roof:

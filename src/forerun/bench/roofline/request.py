@@ -26,9 +26,8 @@ class RooflineRequest:
     from memory. With --hardware, or --bandwidth and --flops, nothing is run: the forwards follow from
     published limits and the model's config.
 
-    A model is a checkpoint's directory, a GGUF file, a hub id, zoo, smollm2, or random weights in the
-    shapes draft-15m, draft-50m, llama-110m, llama-350m, qwen3-0.6b and qwen3-4b; with --hardware
-    also a config.json, a known model such as llama-3.1-70b, or a count such as 70B.
+    A model is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; with --hardware also a
+    config.json, a known model such as llama-3.1-70b, or a count such as 70B.
     """
 
     model: Text = option(

@@ -4,19 +4,190 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 from forerun.bench.rows import MeasuredPair, PairKey, Side
 from forerun.bench.session import grouped
 from forerun.bench.tune.candidates import Candidate
-from forerun.bench.tune.contexts import BreakEven, Shares
 from forerun.bench.tune.fit import fit_costs
 from forerun.bench.tune.records import RecordedOutput, Records
-from forerun.bench.tune.replay import Replayed, plain_seconds, replay
-from forerun.costs.rounds import RoundCosts
+from forerun.contracts import Drafter
+from forerun.core import Request
+from forerun.costs.rounds import RoundCosts, Seconds
+from forerun.params import SamplingParams
+
+
+@dataclass
+class Replayed:
+    """The result of a replay.
+
+    Args:
+        prompts: seconds of the prompts.
+        seconds: seconds of rounds by stage.
+        rounds: number of target forwards.
+        parts: number of rounds of each request, added up.
+        tokens, drafted, accepted: numbers of tokens.
+    """
+
+    prompts: float = 0.0
+    seconds: Seconds = field(default_factory=lambda: Seconds(0.0, 0.0, 0.0, 0.0))
+    rounds: int = 0
+    parts: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def total(self) -> float:
+        """Seconds of all rounds, prompts included."""
+        return self.prompts + float(self.seconds.total)
+
+    def __iadd__(self, other: Replayed) -> Replayed:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        return self
+
+
+def replay(outputs: Sequence[RecordedOutput], costs: RoundCosts, num_tokens: int) -> Replayed:
+    """Decode outputs of a candidate side by side, each round with a draft of the same length.
+
+    Args:
+        outputs: one a request.
+        costs: costs of the candidate's rounds.
+        num_tokens: length of the drafts; 0 decodes plainly.
+    """
+    positions = [0] * len(outputs)
+    started: set[int] = set()
+    result = Replayed(sum(costs.prompt(len(output.prompt_ids)) for output in outputs))
+    while running := [i for i, output in enumerate(outputs) if positions[i] < len(output)]:
+        contexts, nodes, drafts, first = [], [], [], 0.0
+        for index in running:
+            output, at = outputs[index], positions[index]
+            context = len(output.prompt_ids) + at
+            drafted = output.drafted(at, num_tokens)
+            contexts.append(context)
+            nodes.append(0 if drafted is None else output.verified(at, drafted))
+            if drafted is not None:
+                drafts.append(nodes[-1])
+                first += costs.first_draft * context * (index not in started)
+                started.add(index)
+            emitted = output.advance(at, drafted or 0)
+            positions[index] += emitted
+            result.tokens += emitted
+            result.drafted += drafted or 0
+            result.accepted += min(drafted or 0, output.accepted[at])
+        result.rounds += 1
+        result.parts += len(running)
+        result.seconds += _round_seconds(costs, contexts, nodes, drafts, first)
+    return result
+
+
+def _round_seconds(
+    costs: RoundCosts,
+    contexts: Sequence[int],
+    nodes: Sequence[int],
+    drafts: Sequence[int],
+    first: float,
+) -> Seconds:
+    """Seconds of a round by stage.
+
+    Args:
+        contexts, nodes: context and verified nodes of each request.
+        drafts: nodes of those that draft.
+        first: seconds of first drafts.
+    """
+    count = len(contexts)
+    context = sum(contexts) / count
+    rest = costs.verifying(sum(nodes) / count, count, context)
+    draft = costs.drafting(sum(drafts) / len(drafts), len(drafts), context) if drafts else 0.0
+    return Seconds(first + draft, rest.target, rest.verify, rest.host)
+
+
+def plain_seconds(outputs: Sequence[RecordedOutput], costs: RoundCosts) -> float:
+    """Seconds of plain decoding of outputs side by side, prompts included."""
+    prompts = [len(output.prompt_ids) for output in outputs]
+    seconds = sum(costs.plain_prompt(prompt) for prompt in prompts)
+    for position in range(max(map(len, outputs))):
+        running = [p for p, output in zip(prompts, outputs, strict=True) if position < len(output)]
+        context = sum(running) / len(running) + position
+        seconds += costs.plain_seconds(len(running), context)
+    return seconds
+
+
+# Shares that differ by less are one.
+_ALIKE = 1e-6
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Shortest context at which a setting is faster than plain decoding.
+
+    Args:
+        context: tokens; None if the setting is slower at all contexts.
+        model_context: the longest context that was looked at.
+        traffic_context: mean context of the traffic that acceptance was measured on.
+        untested: drafts left out nothing of the cache there, so that acceptance at longer contexts may be
+            lower.
+    """
+
+    context: int | None
+    model_context: int
+    traffic_context: float
+    untested: bool
+
+
+class Shares:
+    """Cost of a drafted token in plain rounds of the same context, which falls with the context.
+
+    Args:
+        drafter: that declares it.
+        longest: the model's context.
+    """
+
+    def __init__(self, drafter: Drafter, longest: int) -> None:
+        self.longest = longest
+        self.share_at = cache(lambda context: _share(drafter, context))
+
+    @classmethod
+    def of(cls, drafter: Drafter, longest: int) -> Shares | None:
+        """Shares of a drafter; None where the context does not matter, or only measurements tell."""
+        shares = cls(drafter, longest)
+        ends = shares.share_at(1), shares.share_at(longest)
+        known = [share for share in ends if share is not None and share > 0]
+        return shares if len(known) == 2 and known[0] - known[1] > _ALIKE else None
+
+    def break_even(self, drafting: float, rest: float, contexts: Sequence[float]) -> BreakEven:
+        """Shortest context at which rounds take less time than plain decoding of what they emit.
+
+        Args:
+            drafting, rest: measured time of drafts, and of all else in rounds, over that of plain decoding
+                of the same tokens: less where more is accepted.
+            contexts: context of each output that they were measured on.
+        """
+        mean = sum(contexts) / len(contexts)
+        # Plain decoding takes 1, so drafts may take 1 - rest; what they take is in proportion to the share.
+        bound = self._at(mean) * (1.0 - rest) / drafting
+        untested = self._at(max(contexts)) >= self._at(1) - _ALIKE
+        return BreakEven(self.first_below(bound), self.longest, mean, untested)
+
+    def first_below(self, bound: float) -> int | None:
+        """The least context at which the share is below a number; None if there is none."""
+        every = range(1, self.longest + 1)
+        index = bisect_left(every, True, key=lambda context: self._at(context) < bound)
+        return every[index] if index < len(every) else None
+
+    def _at(self, context: float) -> float:
+        share = self.share_at(min(round(context), self.longest))
+        assert share is not None
+        return share
+
+
+def _share(drafter: Drafter, context: int) -> float | None:
+    return drafter.cost_share(Request(0, [0] * context, context, SamplingParams(), seed=0))
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from forerun.bench.engines import Workshop
-from forerun.bench.prompts import Prepared
+from forerun.bench.engines import Prepared, Workshop
 from forerun.bench.rows import MeasuredPair
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Setting
 from forerun.bench.summary import summarize
 from forerun.bench.tune.candidates import Candidate
-from forerun.bench.tune.contexts import Shares
-from forerun.bench.tune.prediction import Prediction, predict
+from forerun.bench.tune.prediction import Prediction, Shares, predict
 from forerun.bench.tune.records import Records
 from forerun.bench.tune.steering import SetLength
 from forerun.bench.tune.workbench import Workbench

@@ -108,7 +108,7 @@ class StoredShape(StoredDirectory):
         return RandomSource(read_architecture(config))
 
 
-def open_model(name: str, revision: str | None = None) -> Checkpoint:
+def open_model(name: str) -> Checkpoint:
     """A model of MODELS, a checkpoint's directory, a GGUF file or a hub id.
 
     Raises:
@@ -118,7 +118,7 @@ def open_model(name: str, revision: str | None = None) -> Checkpoint:
     if name in RANDOM_SHAPES:
         stored = StoredShape(name)
         return Checkpoint(name, Location(Path(name)), stored, stored.config())
-    return Checkpoint.open(name, revision)
+    return Checkpoint.open(name)
 
 
 def build(name: str, precision: str) -> CpuModel:
