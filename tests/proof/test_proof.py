@@ -241,7 +241,9 @@ def test_amounts_are_what_the_time_allows_or_those_that_are_given() -> None:
     assert proof.statistics is not None
     assert proof.equality is not None
     assert proof.statistics.first.num_tokens == 2 * 20
-    assert "allowed 40 tokens" in proof.notes[-1]
+    # There are no more prompts than these two.
+    assert [mode.prompts for mode in proof.equality.modes] == [2, 2]
+    assert proof.notes[-1].startswith("1e-09 seconds allowed 40 tokens; more of them")
     given = proof_of(engine_of(), effort=replace(FEW, seconds=1e-9))
     assert given.statistics is not None
     assert given.equality is not None

@@ -83,13 +83,7 @@ def prove(
     """
     started = perf_counter()
     effort = effort or Effort()
-    if engine.drafter is None:
-        raise ConfigError("there is nothing to prove about plain decoding; give a drafter.")
-    if engine.compression.is_on:
-        raise ConfigError(
-            f"kv_method {engine.compression.kv_method!r} is approximate: what it evicts changes the "
-            "output, so there is nothing to prove; leave it out."
-        )
+    _check_engine(engine)
     _check_parts(effort, params)
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method
@@ -121,7 +115,10 @@ def prove(
         enumeration=enumeration,
         statistics=statistics,
         equality=equality,
-        notes=(*_notes(effort, params, rule), *_limited(effort, statistics, equality)),
+        notes=(
+            *_notes(effort, params, rule),
+            *_limited(effort, statistics, equality, len(prompts)),
+        ),
         seconds=perf_counter() - started,
     )
 
@@ -174,20 +171,30 @@ def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
 
 
 def _limited(
-    effort: Effort, statistics: Statistics | None, equality: Equality | None
+    effort: Effort, statistics: Statistics | None, equality: Equality | None, num_prompts: int
 ) -> Iterator[str]:
     """A note where the time has limited the amounts."""
-    tokens = MOST_TOKENS if statistics is None else statistics.first.num_tokens
-    prompts = (
-        min((mode.prompts for mode in equality.modes), default=0) if equality else MOST_PROMPTS
-    )
-    few = [f"{tokens} tokens"] if effort.num_tokens is None and tokens < MOST_TOKENS else []
-    if effort.equality_prompts is None and prompts < MOST_PROMPTS:
-        few.append(f"{prompts} prompts")
+    few = []
+    if statistics is not None and effort.num_tokens is None:
+        tokens = statistics.first.num_tokens
+        few += [f"{tokens} tokens"] if tokens < MOST_TOKENS else []
+    if equality is not None and effort.equality_prompts is None:
+        prompts = min(mode.prompts for mode in equality.modes)
+        few += [f"{prompts} prompts"] if prompts < min(MOST_PROMPTS, num_prompts) else []
     if few:
         yield (
             f"{effort.seconds:g} seconds allowed {' and '.join(few)}; more of them, or num_tokens and "
             "equality_prompts, see smaller deviations."
+        )
+
+
+def _check_engine(engine: Engine) -> None:
+    if engine.drafter is None:
+        raise ConfigError("there is nothing to prove about plain decoding; give a drafter.")
+    if engine.compression.is_on:
+        raise ConfigError(
+            f"kv_method {engine.compression.kv_method!r} is approximate: what it evicts changes the "
+            "output, so there is nothing to prove; leave it out."
         )
 
 
