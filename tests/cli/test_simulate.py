@@ -18,7 +18,7 @@ from tests.helpers.refusals import refused
 from tests.helpers.simulate_command import cells, content, simulate
 from tests.helpers.terminal import COLOURED, GREEN, in_terminal
 
-ROW = {"acceptance", "cost_ratio", "policy", "length", "tokens_per_round", "cost_per_token"}
+ROW = {"acceptance", "cost_ratio", "length", "tokens_per_round", "cost_per_token"}
 ROW |= {"speedup", "best", "pays"}
 DRAWN = {"simulated_tokens_per_round", "simulated_speedup", "interval"}
 
@@ -111,19 +111,6 @@ def test_a_setting_draws_its_own_numbers() -> None:
     assert other[0]["simulated_speedup"] != alone[0]["simulated_speedup"]
 
 
-@pytest.mark.parametrize("rounds", [(), ("--rounds", "3000")])
-def test_the_adaptive_length_is_held_against_fixed_ones(rounds: tuple[str, ...]) -> None:
-    options = ("--policy", "adaptive", "--acceptance", "0.2,0.95", *rounds)
-    low, high = (row for row in content(*options)["rows"] if row["policy"] == "adaptive")
-    # It shrinks to 2 where little is accepted and grows to 10 where nearly all is.
-    assert low["length"] < 2.1
-    assert high["length"] > 7
-    assert low["interval"][0] < low["simulated_speedup"] < low["interval"][1]
-    assert low["simulated_speedup"] == pytest.approx(speedup(0.2, 2, 0.1), rel=0.05)
-    shown = simulate(*options).stdout
-    assert shown.count("adaptive") == (2 if rounds else 1)
-
-
 def test_a_text_with_equal_models_accepts_everything(text: str) -> None:
     options = ("--text", text, "--target-order", "3", "--draft-order", "3", "--num-tokens", "50")
     result = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
@@ -147,14 +134,13 @@ def test_a_text_shows_what_a_worse_draft_loses(text: str) -> None:
 
 
 def test_a_text_from_standard_input_and_by_words(text: str) -> None:
-    options = ("--num-tokens", "30", "--lengths", "2", "--draft-order", "1", "--policy", "adaptive")
+    options = ("--num-tokens", "30", "--lengths", "2", "--draft-order", "1")
     written = "the cat sat on the mat and the dog sat on the cat " * 9
     result = content("--text", "-", "--unit", "word", *options, input=written)
     assert result["vocab_size"] == 7
-    assert [row["policy"] for row in result["rows"]] == ["fixed", "adaptive"]
     assert result == content("--text", "-", "--unit", "word", *options, input=written)
     piped = simulate("--text", "-", *options, input=written)
-    assert [row[1] for row in cells(piped.stdout)] == ["2", "adaptive"]
+    assert [row[1] for row in cells(piped.stdout)] == ["2"]
 
 
 def test_a_draft_that_costs_nothing_and_one_that_costs_everything(text: str) -> None:
@@ -186,7 +172,7 @@ PLAN = ("--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b", "--n
     "options",
     [
         ("--rounds", "100", "--lengths", "1,2", "--acceptance", "0.5,0.9"),
-        ("--text", "-", "--num-tokens", "50", "--lengths", "2", "--policy", "adaptive"),
+        ("--text", "-", "--num-tokens", "50", "--lengths", "2"),
         (*PLAN, "--batch", "1,16384", "--context", "1k,8k,32k,128k", "--acceptance", "0.5"),
     ],
     ids=lambda options: options[0],

@@ -224,18 +224,6 @@ def test_panels_tell_their_lines_apart_and_hide_none() -> None:
     assert not any(legend.get_window_extent().overlaps(panel) for panel in panels)
 
 
-def test_the_map_breaks_even_where_acceptance_is_the_cost_ratio() -> None:
-    """Leviathan, corollary 3.9: with all lengths to choose from, some length pays if and only if
-    acceptance is above the cost ratio."""
-    from forerun.simulation.sweep import best_map
-
-    chart = best_map(np.arange(1, 65), 1.0)
-    x, y = np.meshgrid(chart.x, chart.y)
-    pays = np.array(chart.values) > 1.0 + 1e-12
-    clear = np.abs(x - y) > 1e-9
-    assert (pays == (x > y))[clear].all()
-
-
 def test_a_chart_that_fails_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +275,6 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--rounds", "0"), ["--rounds"]),
         (("--seed", "1"), ["--seed", "--rounds"]),
         (("--seed", "-1", "--rounds", "100"), ["--seed"]),
-        (("--policy", "adptive"), ["policy", "'adaptive'"]),
         (("--text", "/no/such"), ["/no/such", "no such file"]),
         (("--text", "/"), ["directory"]),
         (("--text", ""), ["--text", "empty"]),

@@ -20,6 +20,14 @@ from forerun.simulation.language_models import (
 from forerun.theory.inputs import as_row, softmax
 
 CORPUS = "the cat sat on the mat and the dog sat on the cat while the red cat ran to the big mat "
+
+
+def ids_of(model: NgramModel, text: str) -> Context:
+    """Token ids of a text's characters, or of its words."""
+    tokens = text if all(len(token) == 1 for token in model.vocabulary) else text.split()
+    return tuple(model.vocabulary.index(token) for token in tokens)
+
+
 CONTEXTS = st.lists(st.integers(0, 9), max_size=6).map(tuple)
 
 
@@ -74,7 +82,7 @@ def test_counts_of_an_ngram_model_by_hand() -> None:
 
 def test_only_the_last_tokens_count() -> None:
     model = NgramModel.fit(CORPUS, 3)
-    start = model.encode("the c")
+    start = ids_of(model, "the c")
     assert np.array_equal(model(start), model(start[-2:]))
     assert not np.array_equal(model(start), model(start[-1:]))
     assert np.array_equal(NgramModel.fit(CORPUS, 1)(start), NgramModel.fit(CORPUS, 1)(()))
@@ -82,7 +90,7 @@ def test_only_the_last_tokens_count() -> None:
 
 def test_what_was_never_seen_backs_off() -> None:
     model = NgramModel.fit(CORPUS, 3)
-    never = model.encode("zz") if "z" in model.vocabulary else model.encode("gm")
+    never = ids_of(model, "zz") if "z" in model.vocabulary else ids_of(model, "gm")
     assert "gm" not in CORPUS
     assert np.array_equal(model(never), model(never[-1:]))
 
@@ -91,7 +99,7 @@ def test_what_was_never_seen_backs_off() -> None:
 def test_higher_orders_fit_their_text_better(unit: str) -> None:
     def bits(order: int) -> float:
         model = NgramModel.fit(CORPUS * 3, order, unit=unit)
-        ids = model.encode(CORPUS)
+        ids = ids_of(model, CORPUS)
         return -sum(np.log2(model(ids[:index])[token]) for index, token in enumerate(ids))
 
     by_order = [bits(order) for order in (1, 2, 3)]
@@ -99,18 +107,19 @@ def test_higher_orders_fit_their_text_better(unit: str) -> None:
 
 
 @given(st.text(string.ascii_lowercase + " ", min_size=1, max_size=60), st.integers(1, 4))
-def test_encoded_text_comes_back(written: str, order: int) -> None:
+def test_no_token_is_impossible(written: str, order: int) -> None:
     assume(len(written) >= order)
+    assume(written.strip())
     model = NgramModel.fit(written, order)
-    assert model.decode(model.encode(written)) == written
-    assert model(model.encode(written)).min() > 0.0
+    assert model.vocabulary == tuple(sorted(set(written)))
+    assert model(ids_of(model, written)).min() > 0.0
 
 
 def test_a_pair_over_one_vocabulary() -> None:
     target = NgramModel.fit(CORPUS, 3)
     draft = NgramModel.fit("the cat", 2, vocabulary=target.vocabulary)
     assert draft.vocab_size == target.vocab_size
-    assert draft.encode("mat") == target.encode("mat")
+    assert draft.vocabulary == target.vocabulary
 
 
 @pytest.mark.parametrize(
@@ -144,8 +153,6 @@ def test_a_text_of_just_the_order_is_enough() -> None:
 def test_an_unknown_unit_gets_a_suggestion() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'word'"):
         NgramModel.fit("a b", 1, unit="words")
-    with pytest.raises(ConfigError):
-        NgramModel.fit("abc", 1).encode("abd")
 
 
 @given(st.lists(st.floats(-1e3, 1e3) | st.just(-np.inf), min_size=1, max_size=6))

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.simulation.language_models import MOCK_DRAFT, MOCK_TARGET, MOCK_WORDS
-from forerun.simulation.rounds import RelativeCost, Simulation
-from forerun.simulation.simulator import Speculation, greedy, speculative, standard
+from forerun.simulation.simulator import Simulation, speculative
 from forerun.theory.formulas import (
     acceptance_ceiling,
     break_even_acceptance,
@@ -59,10 +58,14 @@ class Recording:
         return self.chosen[-1]
 
 
-def run(context: list[int], num_tokens: int, length: int, cost_ratio: float = 0.0) -> Simulation:
+def run(context: list[int], num_tokens: int, length: int) -> Simulation:
     rng = np.random.RandomState(42)
-    speculation = Speculation(length, cost=RelativeCost(cost_ratio))
-    return speculative(MOCK_TARGET, MOCK_DRAFT, context, num_tokens, rng, speculation)
+    return speculative(MOCK_TARGET, MOCK_DRAFT, context, num_tokens, rng, length)
+
+
+def tokens_per_drafted(outcome: Simulation) -> float:
+    """What the tutorial calls average acceptance."""
+    return (outcome.accepted + outcome.target_calls) / outcome.drafted
 
 
 def words(token_ids: Any) -> str:
@@ -80,7 +83,7 @@ def test_the_mock_models_after_the_cat() -> None:
 
 def test_one_tested_token() -> None:
     rng = Recording()
-    outcome = speculative(MOCK_TARGET, MOCK_DRAFT, [0, 1], 1, rng, Speculation(1)).rounds[0]
+    outcome = speculative(MOCK_TARGET, MOCK_DRAFT, [0, 1], 1, rng, 1).rounds[0]
     drafted = rng.chosen[0]
     assert MOCK_WORDS[drafted] == "sat"
     ratio = MOCK_TARGET((0, 1))[drafted] / MOCK_DRAFT((0, 1))[drafted]
@@ -90,7 +93,7 @@ def test_one_tested_token() -> None:
 
 def test_one_round() -> None:
     rng = Recording()
-    outcome = speculative(MOCK_TARGET, MOCK_DRAFT, [0], 1, rng, Speculation(5)).rounds[0]
+    outcome = speculative(MOCK_TARGET, MOCK_DRAFT, [0], 1, rng, 5).rounds[0]
     assert words(rng.chosen[:5]) == "cat a red big on"
     assert words(outcome.token_ids) == "cat a cat"
     assert outcome.accepted / outcome.drafted == 0.4
@@ -105,32 +108,35 @@ def test_fifty_tokens(
 ) -> None:
     outcome = run([0, 1, 2], 50, length)
     assert len(outcome.token_ids) == 50
-    assert (outcome.target_calls, outcome.draft_calls) == (rounds, draft_calls)
+    assert (outcome.target_calls, outcome.drafted) == (rounds, draft_calls)
     assert f"{50 / outcome.target_calls:.2f}" == fewer_calls
-    assert f"{outcome.tokens_per_drafted:.1%}" == per_drafted
+    assert f"{tokens_per_drafted(outcome):.1%}" == per_drafted
     # Each round adds a token that was not drafted; without those it is an acceptance rate.
-    assert outcome.acceptance_rate == pytest.approx(outcome.tokens_per_drafted - 1 / length)
+    assert outcome.acceptance_rate == pytest.approx(tokens_per_drafted(outcome) - 1 / length)
 
 
 def test_draft_calls_are_not_free() -> None:
     """The tutorial puts these 17 and 119 calls at "roughly 1.5x" for c = 0.2; they give 1.23."""
-    outcome = run([0, 1, 2], 50, 7, cost_ratio=0.2)
-    assert outcome.cost == pytest.approx(17 + 0.2 * 119)
-    assert f"{50 / outcome.cost:.2f}" == "1.23"
+    outcome = run([0, 1, 2], 50, 7)
+    cost = outcome.target_calls + 0.2 * outcome.drafted
+    assert cost == pytest.approx(17 + 0.2 * 119)
+    assert f"{50 / cost:.2f}" == "1.23"
     # The rounds emitted 55 tokens, five more than were asked for.
-    assert (outcome.emitted, f"{outcome.speedup:.2f}") == (55, "1.35")
+    emitted = outcome.accepted + outcome.target_calls
+    assert (emitted, f"{outcome.speedup(0.2).value:.2f}") == (55, "1.35")
 
 
 def test_the_comparison_of_methods() -> None:
     outcome = run([0, 1, 2], 20, 5)
-    plain = standard(MOCK_TARGET, [0, 1, 2], 20, np.random.RandomState(42))
-    likeliest = greedy(MOCK_TARGET, [0, 1, 2], 20)
-    assert words(likeliest.token_ids[:10]) == "dog a dog a cat mat dog the cat ran"
+    plain, likeliest = run([0, 1, 2], 20, 0), [0, 1, 2]
+    for _ in range(10):
+        likeliest.append(int(np.argmax(MOCK_TARGET(tuple(likeliest)))))
+    assert words(likeliest[3:]) == "dog a dog a cat mat dog the cat ran"
     assert words(plain.token_ids[:10]) == "dog red ran on on the the ran ran on"
     assert words(outcome.token_ids[:10]) == "sat a sat sat sat ran the a on sat"
     assert (plain.target_calls, outcome.target_calls) == (20, 11)
     # Printed as "Acceptance"; 10 of 55 drafted tokens were accepted.
-    assert f"{outcome.tokens_per_drafted:.1%}" == "38.2%"
+    assert f"{tokens_per_drafted(outcome):.1%}" == "38.2%"
     assert outcome.acceptance_rate == 10 / 55
 
 

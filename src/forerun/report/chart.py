@@ -1,4 +1,4 @@
-"""Charts as data: curves, maps and rooflines for `plot`; curves, intervals and bars for `svg`."""
+"""Charts as data: curves and rooflines for `plot`; curves, intervals and bars for `svg`."""
 
 from __future__ import annotations
 
@@ -39,18 +39,6 @@ class Curves:
     reference: str | None = "break-even"
     lowest: float = 0.0
     percent: bool = False
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """A map of speed-ups, [y, x], with a contour line at 1."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    values: Sequence[Sequence[float]]
 
 
 class Dots(NamedTuple):
@@ -129,7 +117,7 @@ class Bars:
     names: Sequence[str]
 
 
-Chart = Curves | HeatMap | Roof
+Chart = Curves | Roof
 """A chart that is drawn into a file."""
 Picture = Curves | Spans | Bars
 """A chart of a page."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, reason
-from forerun.report.chart import Chart, Curves, Dots, HeatMap, Line, Roof, amount
+from forerun.report.chart import Chart, Curves, Dots, Line, Roof, amount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,10 +67,8 @@ def figure_of(charts: Sequence[Chart]) -> Figure:
         axes = part.subplots(*grid, sharex=True, sharey=True, squeeze=False)
         if isinstance(chart, Curves):
             _draw_curves(axes, chart)
-        elif isinstance(chart, Roof):
-            _draw_roof(axes[0, 0], chart)
         else:
-            _draw_map(part, axes[0, 0], chart)
+            _draw_roof(axes[0, 0], chart)
     return figure
 
 
@@ -118,20 +116,6 @@ def _draw_lines(panel: Any, lines: Mapping[str, Line]) -> None:
         )
         if line.band is not None:
             panel.fill_between(line.x, *line.band, alpha=0.2, color=drawn.get_color())
-
-
-def _draw_map(part: Any, axes: Any, chart: HeatMap) -> None:
-    from matplotlib.colors import TwoSlopeNorm
-
-    highest = max(map(max, chart.values))
-    # The middle of the colours is 1, above which speculation pays.
-    norm = TwoSlopeNorm(vcenter=1.0, vmin=0.0, vmax=min(max(highest, 1.01), 5.0))
-    mesh = axes.pcolormesh(chart.x, chart.y, chart.values, cmap="RdYlGn", norm=norm, shading="auto")
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    bar = part.colorbar(mesh, ax=axes, label="speed-up over plain decoding", extend="max")
-    axes.contour(chart.x, chart.y, chart.values, levels=[1.0], colors="black")
-    bar.ax.axhline(1.0, color="black")
 
 
 def _draw_roof(axes: Any, chart: Roof) -> None:

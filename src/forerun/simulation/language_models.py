@@ -7,7 +7,7 @@ one. Target and draft share one vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -74,14 +74,11 @@ class NgramModel:
     Args:
         order: n of the n-grams: 1 uses no context, 2 one token, and so on.
         vocabulary: tokens in the order of their ids.
-        unit: "character" or "word".
     """
 
     order: int
     vocabulary: tuple[str, ...]
-    unit: str
     _seen: dict[Context, tuple[NDArray[np.int64], Floats]] = field(repr=False)
-    _ids: dict[str, int] = field(repr=False)
 
     @classmethod
     def fit(
@@ -97,6 +94,7 @@ class NgramModel:
         Args:
             corpus: text; words are separated by white space.
             order: n of the n-grams, at least 1.
+            unit: "character" or "word".
             vocabulary: tokens, for models fitted to different texts. Default: the sorted tokens of the
                 text.
 
@@ -105,7 +103,9 @@ class NgramModel:
                 vocabulary.
         """
         order = check("order", order, int, ge=1, le=1 << 10)
-        tokens = _tokens(corpus, unit)
+        check("unit", unit, Literal["character", "word"])
+        text = check("text", corpus, Text)
+        tokens = list(text) if unit == "character" else text.split()
         if len(tokens) < order:
             raise ConfigError(
                 f"the text has {len(tokens)} {unit}s, too few for order {order}; "
@@ -113,25 +113,14 @@ class NgramModel:
             )
         words = tuple(sorted(set(tokens)) if vocabulary is None else dict.fromkeys(vocabulary))
         ids = {token: index for index, token in enumerate(words)}
-        return cls(order, words, unit, _count(_encode(tokens, ids), order), ids)
+        unknown = next((token for token in tokens if token not in ids), None)
+        if unknown is not None:
+            raise ConfigError(f"{shown(unknown)} is not in the vocabulary; fit it with the text.")
+        return cls(order, words, _count(tuple(ids[token] for token in tokens), order))
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary)
-
-    def encode(self, written: str) -> Context:
-        """Token ids of a text.
-
-        Raises:
-            ConfigError: for a token that is not in the vocabulary.
-        """
-        return _encode(_tokens(written, self.unit), self._ids)
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of token ids."""
-        return ("" if self.unit == "character" else " ").join(
-            self.vocabulary[token_id] for token_id in token_ids
-        )
 
     def __call__(self, context: Context, /) -> Floats:
         row = np.full(self.vocab_size, 1.0 / self.vocab_size)
@@ -143,19 +132,6 @@ class NgramModel:
             row *= len(token_ids) / (counts.sum() + len(token_ids))
             row[token_ids] += counts / (counts.sum() + len(token_ids))
         return row
-
-
-def _tokens(written: str, unit: str) -> list[str]:
-    check("unit", unit, Literal["character", "word"])
-    text = check("text", written, Text)
-    return list(text) if unit == "character" else text.split()
-
-
-def _encode(tokens: list[str], ids: Mapping[str, int]) -> Context:
-    unknown = next((token for token in tokens if token not in ids), None)
-    if unknown is not None:
-        raise ConfigError(f"{shown(unknown)} is not in the vocabulary; fit it with the text.")
-    return tuple(ids[token] for token in tokens)
 
 
 def _count(token_ids: Context, order: int) -> dict[Context, tuple[NDArray[np.int64], Floats]]:

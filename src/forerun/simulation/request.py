@@ -106,16 +106,11 @@ class SimulateRequest:
         section="Simulation",
         excludes=(*ELSEWHERE, "text"),
     )
-    policy: Literal["fixed", "adaptive"] = option(
-        default="fixed",
-        description="fixed, or adaptive: compare it with every fixed length.",
-        excludes=ELSEWHERE,
-    )
     seed: int = option(
         default=0,
         ge=0,
         description="Seed of the simulation and of --text.",
-        requires=("rounds", "policy", "text"),
+        requires=("rounds", "text"),
     )
     text: FileName | None = option(
         default=None,

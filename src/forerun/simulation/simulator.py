@@ -1,34 +1,30 @@
-"""Simulator of plain, greedy and speculative decoding with small language models.
+"""Simulator of speculative decoding: with small language models, or with a fixed acceptance.
 
-All results are exact and slow: rows are functions of the context (see `language_models`), and costs are
-counted in plain target forwards. With NumPy's legacy generator and chains, numbers are drawn in the order
-of the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures are reproduced.
+With language models all results are exact and slow: rows are functions of the context (see
+`language_models`), and costs are counted in plain target forwards. With NumPy's legacy generator numbers are
+drawn in the order of the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures are
+reproduced. A fixed acceptance has the assumptions of `formulas`, which it checks.
 """
 
 from __future__ import annotations
 
-import copy
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Annotated, Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-from pydantic import Field
 
-from forerun.core import Tree
-from forerun.errors import ConfigError, DistributionError, shown
+from forerun.errors import DistributionError
+from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.options import check
-from forerun.simulation.language_models import Context, LanguageModel
-from forerun.simulation.rounds import RelativeCost, SimulatedRound, Simulation
-from forerun.theory.adaptive import AdaptiveLength
+from forerun.simulation.language_models import LanguageModel
 from forerun.theory.inputs import Floats, as_row
 from forerun.theory.rows import corrected_distribution
 
 LONGEST_TEXT = 1 << 24
 MOST_DRAFTED = 4096
-_Widths = tuple[Annotated[int, Field(ge=1, le=MOST_DRAFTED)], ...]
+MOST_ROUNDS = 1 << 26
+HIGHEST_COST = 1e9
 
 
 class NumpyRandom(Protocol):
@@ -41,62 +37,82 @@ class NumpyRandom(Protocol):
         """A token id below `a`, drawn from the row `p` [V]."""
 
 
-def standard(
-    target: LanguageModel, context: Sequence[int], num_tokens: int, rng: NumpyRandom
-) -> Simulation:
-    """Decode plainly: one target forward and one draw per token.
+@dataclass(frozen=True)
+class SimulatedRound:
+    """One round of a simulation.
 
-    Raises:
-        ConfigError: for a number of tokens below 1.
-        DistributionError: for a model with invalid rows.
+    Args:
+        token_ids: emitted tokens: the accepted ones and one more.
+        drafted: number of drafted tokens; 0 is a plain round.
     """
-    return _plain(target, context, num_tokens, lambda row: int(rng.choice(len(row), p=row)))
 
+    token_ids: tuple[int, ...]
+    drafted: int
 
-def greedy(target: LanguageModel, context: Sequence[int], num_tokens: int) -> Simulation:
-    """Decode plainly by the most likely token, with the lowest id on ties.
-
-    Raises:
-        ConfigError, DistributionError: as `standard`.
-    """
-    return _plain(target, context, num_tokens, lambda row: int(np.argmax(row)))
+    @property
+    def accepted(self) -> int:
+        """Number of accepted tokens."""
+        return len(self.token_ids) - 1
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """Drafting parameters and costs of speculation.
+class Simulation:
+    """Result of a simulated decoding loop.
+
+    All counts are over whole rounds. The last round may emit more tokens than requested, and cutting its
+    count would favour short rounds.
 
     Args:
-        length: depth of drafts; 0 is plain decoding. An adaptive rule is copied.
-        branching: children of each node at the first depths. Further depths have 1, so () is a chain.
-        cost: costs of rounds.
-
-    Raises:
-        ConfigError: for a length or branching out of range, or a tree of more than 4096 nodes.
+        token_ids: emitted tokens, as many as requested.
+        rounds: rounds, one per forward pass of the target.
     """
 
-    length: int | AdaptiveLength = 5
-    branching: Sequence[int] = ()
-    cost: RelativeCost = field(default_factory=RelativeCost)
+    token_ids: tuple[int, ...]
+    rounds: tuple[SimulatedRound, ...]
 
-    def __post_init__(self) -> None:
-        if isinstance(self.length, AdaptiveLength):
-            deepest = self.length.limits.longest_draft
-        else:
-            deepest = check("length", self.length, int, ge=0, le=MOST_DRAFTED)
-        check("branching", self.branching, _Widths)
-        if sum(accumulate(self.shape(deepest), operator.mul)) > MOST_DRAFTED:
-            raise ConfigError(
-                f"branching {shown(self.branching)} gives a tree of more than {MOST_DRAFTED} nodes; "
-                "give fewer children or depths."
-            )
+    @property
+    def target_calls(self) -> int:
+        """Number of forward passes of the target, which is the number of rounds."""
+        return len(self.rounds)
 
-    def shape(self, depth: int) -> tuple[int, ...]:
-        """Number of children of each node by depth, for a tree of a depth."""
-        return (*self.branching[:depth], *[1] * (depth - len(self.branching)))
+    @property
+    def drafted(self) -> int:
+        """Number of drafted tokens, which is that of the draft model's forward passes."""
+        return sum(entry.drafted for entry in self.rounds)
 
+    @property
+    def accepted(self) -> int:
+        """Number of accepted tokens."""
+        return sum(entry.accepted for entry in self.rounds)
 
-CHAIN = Speculation()
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens per target forward, the recovered and bonus tokens included."""
+        return self.accepted / self.target_calls + 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0 if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tested_acceptance(self) -> float:
+        """Accepted / tested tokens, which estimates alpha; 0 if nothing was tested."""
+        tested = sum(min(entry.accepted + 1, entry.drafted) for entry in self.rounds)
+        return self.accepted / tested if tested else 0.0
+
+    def speedup(self, cost_ratio: float = 0.0) -> Estimate:
+        """Speed-up over plain decoding, with its error.
+
+        Args:
+            cost_ratio: cost of a draft forward, in plain target forwards.
+
+        Raises:
+            ConfigError: for a negative or infinite cost.
+        """
+        ratio = check("cost_ratio", cost_ratio, float, ge=0.0, le=HIGHEST_COST)
+        emitted = [len(entry.token_ids) for entry in self.rounds]
+        return ratio_of_dependent_means(emitted, [1 + ratio * r.drafted for r in self.rounds])
 
 
 def speculative(
@@ -105,105 +121,74 @@ def speculative(
     context: Sequence[int],
     num_tokens: int,
     rng: NumpyRandom,
-    speculation: Speculation = CHAIN,
+    length: int = 5,
 ) -> Simulation:
     """Decode speculatively with the token rule (Leviathan et al., arXiv 2211.17192).
 
-    A tree is drawn and verified as in Sequoia (arXiv 2402.12374): siblings are drawn without replacement
-    and tested in that order, each against the residual after the siblings before it.
+    Args:
+        length: tokens to draft in each round; 0 is plain decoding.
 
     Raises:
-        ConfigError: for a number of tokens below 1.
+        ConfigError: for a number of tokens below 1, or a length out of range.
         DistributionError: for invalid rows, or models of different vocabularies.
     """
     check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)
-    rule = copy.deepcopy(speculation.length)
+    check("length", length, int, ge=0, le=MOST_DRAFTED)
     committed, rounds = list(context), list[SimulatedRound]()
     while len(committed) - len(context) < num_tokens:
-        depth = rule.length if isinstance(rule, AdaptiveLength) else rule
-        tree = _drafted(draft, tuple(committed), speculation.shape(depth), rng)
-        tokens = _verified(target, tree, tuple(committed), rng)
-        committed += tokens
-        accepted = len(tokens) - 1
-        cost = speculation.cost.of(depth, len(tree.token_ids))
-        rounds.append(SimulatedRound(tuple(tokens), tree.widths, accepted, depth, cost))
-        if isinstance(rule, AdaptiveLength):
-            rule.observe(depth, accepted)
-    return Simulation(tuple(committed[len(context) :][:num_tokens]), tuple(rounds))
-
-
-@dataclass
-class _Tree:
-    """A drafted tree; row i is the distribution that token i was drawn from."""
-
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    rows: list[Floats] = field(default_factory=list)
-    widths: tuple[int, ...] = ()
-
-
-def _plain(
-    target: LanguageModel,
-    context: Sequence[int],
-    num_tokens: int,
-    pick: Callable[[Floats], int],
-) -> Simulation:
-    tokens = tuple(context)
-    for _ in range(check("num_tokens", num_tokens, int, ge=1, le=LONGEST_TEXT)):
-        tokens += (pick(as_row("the target's row", target(tokens))),)
-    new = tokens[len(context) :]
-    return Simulation(new, tuple(SimulatedRound((token,), (), 0, 0, 1.0) for token in new))
-
-
-def _drafted(
-    draft: LanguageModel, context: Context, shape: tuple[int, ...], rng: NumpyRandom
-) -> _Tree:
-    """Draw a tree depth by depth, and the children of a node one after the other."""
-    tree, level = _Tree(), [(-1, context)]
-    for width in shape:
-        grown: list[tuple[int, Context]] = []
-        for parent, text in level:
-            row = as_row("the draft's row", draft(text))
-            for sibling in range(1, width + 1):
-                token = int(rng.choice(len(row), p=row))
-                grown.append((len(tree.token_ids), (*text, token)))
-                tree.token_ids.append(token)
-                tree.parents.append(parent)
-                tree.rows.append(row)
-                if sibling == width:
-                    break
-                row = _without(row, token)
-                if not row.any():
-                    break  # No token is left to draw.
-        tree.widths += (len(grown),)
-        level = grown
-    return tree
-
-
-def _verified(target: LanguageModel, tree: _Tree, context: Context, rng: NumpyRandom) -> list[int]:
-    """Verify a tree: the tokens of the accepted path, and the token that ends the round."""
-    node, tokens, shape = -1, list[int](), Tree(tuple(tree.parents))
-    while True:
-        row = as_row("the target's row", target((*context, *tokens)))
-        for child in shape.children(node):
-            token, drawn = tree.token_ids[child], tree.rows[child]
+        drafted, rows = list[int](), list[Floats]()
+        for _ in range(length):
+            rows.append(as_row("the draft's row", draft((*committed, *drafted))))
+            drafted.append(int(rng.choice(len(rows[-1]), p=rows[-1])))
+        start = len(committed)
+        for token, drawn in zip(drafted, rows, strict=True):
+            row = _target_row(target, committed)
             if len(drawn) != len(row):
                 raise DistributionError(
                     f"the target has {len(row)} tokens and the draft {len(drawn)}; "
                     "both must share one vocabulary."
                 )
-            if rng.random() < min(1.0, float(row[token]) / float(drawn[token])):
-                node = child
-                tokens.append(token)
+            if not rng.random() < min(1.0, float(row[token]) / float(drawn[token])):
+                row = corrected_distribution(row, drawn)
                 break
-            row = corrected_distribution(row, drawn)
+            committed.append(token)
         else:
-            return [*tokens, int(rng.choice(len(row), p=row))]
+            row = _target_row(target, committed)
+        committed.append(int(rng.choice(len(row), p=row)))
+        rounds.append(SimulatedRound(tuple(committed[start:]), length))
+    return Simulation(tuple(committed[len(context) :][:num_tokens]), tuple(rounds))
 
 
-def _without(row: Floats, token: int) -> Floats:
-    """The row without a token, normalized; all zero if no other token can be drawn."""
-    others = row.copy()
-    others[token] = 0.0
-    total = others.sum()
-    return others / total if total > 0.0 else others
+def _target_row(target: LanguageModel, committed: Sequence[int]) -> Floats:
+    return as_row("the target's row", target(tuple(committed)))
+
+
+class UniformSource(Protocol):
+    """A generator of uniforms, such as numpy.random.default_rng or numpy.random.RandomState."""
+
+    def random(self, size: int, /) -> Any: ...
+
+
+def simulate_independent(
+    acceptance: float, length: int, cost_ratio: float, rounds: int, rng: UniformSource
+) -> tuple[Estimate, Estimate]:
+    """Tokens a round, and the speed-up over plain decoding, of rounds with a fixed acceptance.
+
+    Args:
+        acceptance: alpha, the probability that a tested token is accepted.
+        length: tokens drafted per round.
+        cost_ratio: cost of a draft forward, in plain target forwards.
+
+    Raises:
+        ConfigError: for numbers out of range.
+    """
+    alpha = check("acceptance", acceptance, float, ge=0.0, le=1.0)
+    ratio = check("cost_ratio", cost_ratio, float, ge=0.0, le=HIGHEST_COST)
+    drafted = check("length", length, int, ge=0, le=1 << 16)
+    tokens = np.ones(check("rounds", rounds, int, ge=1, le=MOST_ROUNDS))
+    ones = np.ones_like(tokens)
+    standing = np.arange(len(tokens))
+    for _ in range(drafted):  # A token is tested if all before it passed.
+        standing = standing[np.asarray(rng.random(len(standing))) < alpha]
+        tokens[standing] += 1
+    return ratio_of_means(tokens, ones), ratio_of_means(tokens, ones * (1.0 + ratio * drafted))

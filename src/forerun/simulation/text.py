@@ -15,10 +15,8 @@ from forerun.report.result import Result
 from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
 from forerun.simulation.language_models import LanguageModel, NgramModel
 from forerun.simulation.request import SimulateRequest
-from forerun.simulation.rounds import Simulation
-from forerun.simulation.simulator import Speculation, speculative
-from forerun.simulation.sweep import LEVEL, length_text
-from forerun.theory.adaptive import AdaptiveLength
+from forerun.simulation.simulator import Simulation, speculative
+from forerun.simulation.sweep import LEVEL
 from forerun.theory.formulas import speedup
 
 # Counting n-grams takes about ten times the text's size in memory, and half a second per million.
@@ -53,13 +51,11 @@ def simulate_text(request: SimulateRequest, content: str) -> Result:
         content, request.draft_order, unit=request.unit, vocabulary=target.vocabulary
     )
     pair = (_cached(target, request.target_order), _cached(draft, request.draft_order))
-    runs = {str(length): _run(request, pair, length) for length in request.lengths}
-    if request.policy == "adaptive":
-        runs["adaptive"] = _run(request, pair, AdaptiveLength())
+    runs = {length: _run(request, pair, length) for length in request.lengths}
     rows = [
         row
         for ratio in request.cost_ratio
-        for row in _mark_best([_row(name, run, ratio) for name, run in runs.items()])
+        for row in _mark_best([_row(length, run, ratio) for length, run in runs.items()])
     ]
     facts = {"characters": len(content), "vocab_size": target.vocab_size}
     return Result("text", {"level": LEVEL}, rows, [_table(rows)], [_chart(request, rows)], facts)
@@ -72,46 +68,42 @@ def _cached(model: NgramModel, order: int) -> LanguageModel:
 
 
 def _run(
-    request: SimulateRequest,
-    pair: tuple[LanguageModel, LanguageModel],
-    length: int | AdaptiveLength,
+    request: SimulateRequest, pair: tuple[LanguageModel, LanguageModel], length: int
 ) -> Simulation:
     # The random numbers of a length do not depend on the other lengths.
-    rng = np.random.default_rng([request.seed, length if isinstance(length, int) else 0])
-    return speculative(*pair, (), request.num_tokens, rng, Speculation(length))
+    rng = np.random.default_rng([request.seed, length])
+    return speculative(*pair, (), request.num_tokens, rng, length)
 
 
-def _row(name: str, run: Simulation, ratio: float) -> dict[str, Any]:
-    estimate = run.speedup_estimate(ratio)
-    adaptive = name == "adaptive"
+def _row(length: int, run: Simulation, ratio: float) -> dict[str, Any]:
+    estimate = run.speedup(ratio)
     alpha = run.tested_acceptance
     return {
         "cost_ratio": ratio,
-        "policy": name if adaptive else "fixed",
-        "length": run.draft_calls / run.target_calls if adaptive else int(name),
+        "length": length,
         "acceptance": alpha,
         "acceptance_rate": run.acceptance_rate,
         "tokens_per_round": run.tokens_per_round,
         "target_calls": run.target_calls,
-        "draft_calls": run.draft_calls,
+        "draft_calls": run.drafted,
         "cost_per_token": 1.0 / estimate.value,
         "speedup": estimate.value,
         # A single round has no spread.
         "interval": list(estimate.interval(LEVEL)) if len(run.rounds) > 1 else None,
-        "formula": None if adaptive else speedup(alpha, int(name), ratio),
+        "formula": speedup(alpha, length, ratio),
         "pays": estimate.value > 1.0,
     }
 
 
 def _mark_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    best = max(row["speedup"] for row in rows if row["policy"] == "fixed")
-    return [row | {"best": row["policy"] == "fixed" and row["speedup"] == best} for row in rows]
+    best = max(row["speedup"] for row in rows)
+    return [row | {"best": row["speedup"] == best} for row in rows]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     columns: dict[str, Callable[[Row], Cell | str]] = {
         "cost ratio": lambda row: f"{row['cost_ratio']:g}",
-        "length": length_text,
+        "length": lambda row: str(row["length"]),
         "acceptance": lambda row: f"{row['acceptance']:.3f}",
         "accepted/drafted": lambda row: f"{row['acceptance_rate']:.3f}",
         "tokens a round": lambda row: f"{row['tokens_per_round']:.2f}",
@@ -120,7 +112,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         f"{LEVEL:.0%} interval": lambda row: (
             (row["interval"] and interval_text(row["interval"])) or ""
         ),
-        "formula": lambda row: "" if row["formula"] is None else f"{row['formula']:.2f}",
+        "formula": lambda row: f"{row['formula']:.2f}",
     }
     title = "Simulated speed-up over plain decoding"
     return long_table(title, columns, rows, ["cost_ratio"])
@@ -129,7 +121,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def _chart(request: SimulateRequest, rows: list[dict[str, Any]]) -> Curves:
     lines = {}
     for ratio in request.cost_ratio:
-        fixed = [row for row in rows if (row["cost_ratio"], row["policy"]) == (ratio, "fixed")]
+        fixed = [row for row in rows if row["cost_ratio"] == ratio]
         edges = [row["interval"] or (row["speedup"], row["speedup"]) for row in fixed]
         lines[f"cost ratio {ratio:g}"] = Line(
             [row["length"] for row in fixed],
