@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
 from forerun.theory import formulas
-from forerun.theory.advice import LONGEST, Advice, AdvicePoint, advise
-from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, rule_for
+from forerun.theory.advice import (
+    ACCEPTANCE,
+    COST_RATIO,
+    LONGEST,
+    Advice,
+    AdvicePoint,
+    advise,
+    rule_for,
+)
 
 SHARES = [0.0, 0.1, 0.25, 0.3, 0.35, 0.45, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0]
 RATIOS = [0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.9, 1.5]
@@ -46,7 +53,7 @@ def test_the_best_length_is_that_of_the_formulas() -> None:
 def test_a_computed_loss_is_never_called_a_win() -> None:
     """Nor a win a loss, whatever the rules of thumb say."""
     for alpha, ratio, checking in GRID:
-        advice = advise(alpha, ratio, size_ratio=10.0, verification_cost=checking)
+        advice = advise(alpha, ratio, verification_cost=checking)
         text = finding(advice, "speed-up").text
         assert text.startswith(("Gains", "Hardly")) == (advice.speedup > 1.0) == advice.gains
         assert text.endswith("Decode plainly.") == (advice.speedup <= 1.0)
@@ -54,17 +61,13 @@ def test_a_computed_loss_is_never_called_a_win() -> None:
 
 
 def test_a_rule_agrees_where_its_promise_is_kept() -> None:
-    for (alpha, ratio, checking), size in zip(GRID, itertools.cycle((2.0, 10.0, 100.0, 5.0))):
-        advice = advise(alpha, ratio, size_ratio=size, verification_cost=checking)
-        for about, rules, figure in (
-            ("cost ratio", COST_RATIO, ratio),
-            ("size ratio", SIZE_RATIO, size),
-        ):
-            rule, one = rule_for(rules, figure), finding(advice, about)
-            assert rule.low <= figure < rule.high
-            assert rule.words in one.text
-            assert one.agrees is rule.allows(advice.speedup)
-            assert (one.agrees is False) == ("wrong here" in one.text)
+    for alpha, ratio, checking in GRID:
+        advice = advise(alpha, ratio, verification_cost=checking)
+        rule, one = rule_for(COST_RATIO, ratio), finding(advice, "cost ratio")
+        assert rule.low <= ratio < rule.high
+        assert rule.words in one.text
+        assert one.agrees is rule.allows(advice.speedup)
+        assert (one.agrees is False) == ("wrong here" in one.text)
         accepted = finding(advice, "acceptance")
         assert accepted.agrees is not None
         assert ("that is right" in accepted.text) == accepted.agrees
@@ -182,7 +185,6 @@ def test_free_checking_is_not_spoken_of() -> None:
         {"acceptance": float("nan"), "cost_ratio": 0.1},
         {"acceptance": 0.5, "cost_ratio": -0.1},
         {"acceptance": 0.5, "cost_ratio": float("inf")},
-        {"acceptance": 0.5, "cost_ratio": 0.1, "size_ratio": 0.0},
         {"acceptance": 0.5, "cost_ratio": 0.1, "batch": 0},
         {"acceptance": 0.5, "cost_ratio": 0.1, "longest": 0},
         {"acceptance": 0.5, "cost_ratio": 0.1, "verification_cost": 0.0},
@@ -197,7 +199,7 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
         advise(**arguments)
 
 
-@pytest.mark.parametrize("rules", [ACCEPTANCE, COST_RATIO, SIZE_RATIO])
+@pytest.mark.parametrize("rules", [ACCEPTANCE, COST_RATIO])
 def test_the_ranges_of_a_rule_leave_no_gap(rules: Any) -> None:
     assert rules[0].low == 0.0
     assert all(left.high == right.low for left, right in itertools.pairwise(rules))

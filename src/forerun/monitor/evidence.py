@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from forerun.measure.intervals import Estimate, ratio_of_means
 from forerun.monitor.snapshot import RoundCounts
-from forerun.theory.rules_of_thumb import ACCEPTANCE, rule_for
+from forerun.theory.advice import ACCEPTANCE, rule_for
 
 # Minimum evidence for a decision: rounds that drafted, and plain tokens of each request.
 LEAST_ROUNDS, LEAST_PLAIN_TOKENS = 30, 8

@@ -1,4 +1,7 @@
-"""Advice in words on whether speculation pays for given costs, compared with the rules of thumb."""
+"""Advice in words on whether speculation pays for given costs, compared with the rules of thumb.
+
+The rules of thumb are those of five public texts (docs/theory.md, section 12).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.options import check, plain
 from forerun.theory import formulas
-from forerun.theory.rules_of_thumb import ACCEPTANCE, COST_RATIO, SIZE_RATIO, RuleOfThumb, rule_for
 
 LONGEST = 16
 # A difference from 1 up to which a speed-up or cost counts as none.
@@ -22,13 +25,60 @@ HARDLY = 0.02
 _COST = {"ge": 1e-9, "le": 1e9}
 
 
+class RuleOfThumb(NamedTuple):
+    """A rule of thumb for one range of a figure.
+
+    Args:
+        low, high: the range, its lower end included.
+        words: the promise.
+        least, most: the range of speed-ups that the promise allows, both ends included. None if nothing
+            is promised.
+    """
+
+    low: float
+    high: float
+    words: str
+    least: float | None = None
+    most: float | None = None
+
+    def allows(self, speedup: float) -> bool | None:
+        """True if a speed-up keeps the promise; None if nothing is promised."""
+        if self.least is None or self.most is None:
+            return None
+        return self.least <= speedup <= self.most
+
+
+_ANY = math.inf
+
+ACCEPTANCE = (
+    RuleOfThumb(0.0, 0.30, "hurts", 0.0, 1.0),
+    RuleOfThumb(0.30, 0.40, "too little for a draft model: look up or self-speculate", 0.0, 1.2),
+    RuleOfThumb(0.40, 0.60, "modest", 1.0, 1.8),
+    RuleOfThumb(0.60, 0.75, "substantial", 1.5, _ANY),
+    RuleOfThumb(0.75, _ANY, "3 x and more", 3.0, _ANY),
+)
+"""Rules for the share of tested tokens that are accepted."""
+
+COST_RATIO = (
+    RuleOfThumb(0.0, 0.05, "cheaper than the sweet spot of 0.05 to 0.15"),
+    RuleOfThumb(0.05, 0.15, "the sweet spot of 0.05 to 0.15", 1.0, _ANY),
+    RuleOfThumb(0.15, 0.30, "above the sweet spot of 0.05 to 0.15"),
+    RuleOfThumb(0.30, _ANY, "above 0.3, which rarely pays", 0.0, 1.0),
+)
+"""Rules for the time of a draft forward / time of a plain target forward."""
+
+
+def rule_for(rules: tuple[RuleOfThumb, ...], figure: float) -> RuleOfThumb:
+    """The rule whose range contains the figure."""
+    return next(rule for rule in rules if figure < rule.high or rule.high == _ANY)
+
+
 @dataclass(frozen=True)
 class AdvicePoint:
     """One finding about a pair of models.
 
     Args:
-        about: its subject: `speed-up`, `acceptance`, `cost ratio`, `size ratio`, `checking`, `batch` or
-            `change`.
+        about: its subject: `speed-up`, `acceptance`, `cost ratio`, `checking`, `batch` or `change`.
         text: the computed result, and the rule of thumb for it.
         agrees: True if the rule of thumb holds for these costs; None without a rule.
     """
@@ -152,7 +202,6 @@ def advise(
     acceptance: float | Sequence[float],
     cost_ratio: float,
     *,
-    size_ratio: float | None = None,
     verification_cost: float | Mapping[int, float] = 1.0,
     batch: int = 1,
     longest: int = LONGEST,
@@ -163,7 +212,6 @@ def advise(
         acceptance: share of *tested* tokens that are accepted (alpha), or one share for each position,
             [n]. With n shares, drafts of at most n tokens are considered.
         cost_ratio: time of a draft forward / time of a plain target forward, both for the batch.
-        size_ratio: parameters of the target / parameters of the draft model.
         verification_cost: cost of checking a draft of any length, in plain forwards. Or measured values
             t(n)/t(1) of a target forward by its number of tokens n, interpolated between the given n
             and extrapolated with the last slope.
@@ -191,11 +239,10 @@ def advise(
         _verdict(best, len(measured)),
         _on_acceptance(pair, best),
         _on_cost_ratio(pair, best),
+        *_on_checking(best),
+        *_on_batch(pair, best),
+        *_on_change(pair, best),
     ]
-    if size_ratio is not None:
-        size: float = check("size_ratio", size_ratio, float, **_COST)
-        findings.append(_on_size_ratio(pair, best, size))
-    findings += [*_on_checking(best), *_on_batch(pair, best), *_on_change(pair, best)]
     return Advice(best.length if best.speedup > 1.0 else 0, best.speedup, tuple(findings))
 
 
@@ -248,27 +295,10 @@ def _on_cost_ratio(pair: _Pair, best: _Case) -> AdvicePoint:
         text += f"With this acceptance and this cost of checking, drafts gain below {limit:.2f}."
     else:
         text += "Checking alone costs more than it yields; no draft is cheap enough."
-    return AdvicePoint("cost ratio", text + _wrong(rule, best), rule.allows(best.speedup))
-
-
-def _on_size_ratio(pair: _Pair, best: _Case, size: float) -> AdvicePoint:
-    rule = rule_for(SIZE_RATIO, size)
-    text = f"Size ratio {size:.1f}: {rule.words}. By its size a draft forward would cost {1 / size:.3f}; "
-    if pair.cost_ratio > 1.5 / size:
-        text += (
-            f"it costs {pair.cost_ratio * size:.1f} times that, for overhead, precision or caches."
-        )
-    elif pair.cost_ratio < 0.67 / size:
-        text += "it costs less, for a narrower precision or because it stays in the cache."
-    else:
-        text += "it does."
-    return AdvicePoint("size ratio", text + _wrong(rule, best), rule.allows(best.speedup))
-
-
-def _wrong(rule: RuleOfThumb, best: _Case) -> str:
-    if rule.allows(best.speedup) is not False:
-        return ""
-    return f" The rule of thumb is wrong here: {best.speedup:.2f} x."
+    holds = rule.allows(best.speedup)
+    if holds is False:
+        text += f" The rule of thumb is wrong here: {best.speedup:.2f} x."
+    return AdvicePoint("cost ratio", text, holds)
 
 
 def _on_checking(best: _Case) -> Iterator[AdvicePoint]:
