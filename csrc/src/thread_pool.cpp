@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -112,6 +113,19 @@ ThreadPool::ThreadPool(int threads) : size_(threads), crew_(std::make_unique<Cre
 
 ThreadPool::~ThreadPool() {
   ForkGuard::instance().remove(this);
+  end_workers();
+}
+
+void ThreadPool::start_workers() {
+  try {
+    for (int i = 1; i < size_; ++i) crew_->workers.emplace_back([this, i] { serve(i); });
+  } catch (...) {
+    end_workers();
+    throw;
+  }
+}
+
+void ThreadPool::end_workers() {
   {
     const std::lock_guard<std::mutex> lock(crew_->mutex);
     crew_->stopping = true;
@@ -119,10 +133,8 @@ ThreadPool::~ThreadPool() {
   }
   crew_->wake.notify_all();
   for (std::thread& worker : crew_->workers) worker.join();
-}
-
-void ThreadPool::start_workers() {
-  for (int i = 1; i < size_; ++i) crew_->workers.emplace_back([this, i] { serve(i); });
+  crew_->workers.clear();
+  crew_->stopping = false;
 }
 
 void ThreadPool::forget_workers() {
@@ -193,10 +205,21 @@ void ThreadPool::run(Job job, const void* context) {
   const std::uint64_t number =
       std::uint64_t{job_number(work_.state.load(std::memory_order_relaxed))} + 1;
   work_.state.store(number << 32 | kOpen, std::memory_order_release);
-  job(*this, context, 0);
+  attempt(job, context, 0);
   work_.state.fetch_and(~kOpen, std::memory_order_acq_rel);
   for (Spinner spinner; (work_.state.load(std::memory_order_acquire) & kInside) != 0;)
     spinner.wait();
+  if (crew_->failure) std::rethrow_exception(std::exchange(crew_->failure, nullptr));
+}
+
+// The workers use what lies on the caller's stack: nobody leaves before all are done.
+void ThreadPool::attempt(Job job, const void* context, int thread) noexcept {
+  try {
+    job(*this, context, thread);
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(crew_->mutex);
+    if (!crew_->failure) crew_->failure = std::current_exception();
+  }
 }
 
 bool ThreadPool::wait_until_active() {
@@ -219,7 +242,7 @@ void ThreadPool::serve(int thread) {
       if (fresh && work_.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
         last = job_number(state);
         set_float_mode(work_.float_mode);
-        work_.job(*this, work_.context, thread);
+        attempt(work_.job, work_.context, thread);
         work_.state.fetch_sub(1, std::memory_order_release);
         spinner = Spinner();
       } else {

@@ -3,8 +3,11 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <new>
+#include <system_error>
 #include <thread>
 #if defined(__unix__)
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -55,7 +58,57 @@ void check_turns() {
   for (std::thread& caller : callers) caller.join();
 }
 
+// What a job throws in any thread reaches the caller after the others are done, and the pool goes
+// on.
+void check_failures() {
+  ThreadPool pool(3);
+  for (int round = 0; round < 200; ++round) {
+    const Forward forward(pool);
+    std::atomic<int> inside{0};
+    bool thrown = false;
+    try {
+      pool.for_ranges(60, 1, [&](const Range& r) {
+        inside.fetch_add(1);
+        const bool fails = round % 60 >= r.begin && round % 60 < r.end;
+        if (!fails) std::this_thread::yield();
+        inside.fetch_sub(1);
+        if (fails) throw std::bad_alloc();
+      });
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    CHECK(thrown, "round %d", round);
+    CHECK(inside.load() == 0, "%d threads were still at work", inside.load());
+    check_once(pool, 60, 1);
+  }
+}
+
 #if defined(__unix__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A thread that the system refuses is an error of the caller's, and the ones before it end.
+void check_refused_threads() {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const rlimit little{std::size_t{1} << 30, std::size_t{1} << 30};  // of stacks of 8 MiB each
+    setrlimit(RLIMIT_AS, &little);
+    bool refused = false;
+    try {
+      ThreadPool pool(1024);
+    } catch (const std::system_error&) {
+      refused = true;
+    }
+    ThreadPool pool(2);
+    const Forward forward(pool);
+    check_once(pool, 100, 1);
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %d", status);
+}
+#endif
+
 // The child of a fork starts workers of its own and ends them, even if a forward was under way
 // elsewhere.
 void check_fork() {
@@ -108,7 +161,11 @@ int main() {
   }
   check_sleeps();
   check_turns();
+  check_failures();
 #if defined(__unix__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  check_refused_threads();
+#endif
   check_fork();
 #endif
   CHECK_THROWS(std::invalid_argument, ThreadPool(0));

@@ -135,3 +135,8 @@ def test_caches_without_memory_are_refused_in_words(
     small = Compression(kv_method="snapkv", kv_budget=16, kv_sinks=1, kv_recent=2)
     with pytest.raises(MemoryLimitError, match=message):
         Engine(model, max_batch_size=2, max_context=32, compression=small)
+
+
+def test_free_memory_is_within_the_limit_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.models.memory.memory_left", lambda: 12345)
+    assert available_bytes(CPU) == 12345

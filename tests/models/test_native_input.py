@@ -16,6 +16,7 @@ from forerun.core import Batch, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, MemoryLimitError
 from forerun.models import model_from_tensors
 from forerun.models.cpu import CpuModel, KernelChoice, set_num_threads, shared_pool
+from forerun.models.cpu.threads import thread_pool
 from forerun.models.sources import TensorSource
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import (
@@ -236,6 +237,16 @@ def test_numbers_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             shared_pool()
     monkeypatch.setenv("FORERUN_THREADS", "1")
     assert shared_pool().threads == 1
+
+
+def test_a_thread_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise RuntimeError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("forerun._native.kernels.ThreadPool", refuse)
+    thread_pool.cache_clear()
+    with pytest.raises(ConfigError, match=r"1 threads cannot be started here \(Resource"):
+        thread_pool(1)
 
 
 def test_torch_may_have_more_threads_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:

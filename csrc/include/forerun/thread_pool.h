@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -27,7 +28,8 @@ struct Range {
 
 class ThreadPool {
  public:
-  // The calling thread counts: 1 starts none. Throws std::invalid_argument outside 1 to 1024.
+  // The calling thread counts: 1 starts none. Throws std::invalid_argument outside 1 to 1024, and
+  // std::system_error if the system refuses a thread.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -42,7 +44,8 @@ class ThreadPool {
   void end();
 
   // body(Range) until [0, count) is done, in ranges of multiples of `grain` items, the last of a
-  // share as it comes. The body must not throw and must not use the pool.
+  // share as it comes. The body must not use the pool. What it throws in any thread, the first of
+  // several, is thrown here, once all threads are done; some items may then be left undone.
   template <class Body>
   void for_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
     for_shares(count, grain, [&](Ranges& ranges) {
@@ -102,12 +105,15 @@ class ThreadPool {
     std::condition_variable wake;
     bool stopping = false;
     std::vector<std::thread> workers;
+    std::exception_ptr failure;  // of the job that runs
   };
 
   void start_workers();
+  void end_workers();
   void set_shares(std::int64_t count, std::int64_t grain);
   bool next_range(int thread, Range& range);
   void run(Job job, const void* context);
+  void attempt(Job job, const void* context, int thread) noexcept;
   void serve(int thread);
   bool wait_until_active();
 

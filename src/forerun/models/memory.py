@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from forerun.container import memory_left
 from forerun.costs.precision import QUANTIZED, STORED_FORMATS, bytes_per_value
 from forerun.errors import CheckpointError, MemoryLimitError
 from forerun.files import size_text
@@ -182,10 +183,11 @@ def memory_need(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of a device now, in bytes."""
+    """Free memory of a device now, in bytes; on a CPU within the limit of the container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    free, left = int(psutil.virtual_memory().available), memory_left()
+    return free if left is None else min(free, left)
 
 
 def check_memory(needs: Sequence[MemoryNeed], device: torch.device) -> None:

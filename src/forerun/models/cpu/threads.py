@@ -12,6 +12,7 @@ import torch
 from forerun import _native
 from forerun._native import rows
 from forerun.errors import ConfigError
+from forerun.processor import cores
 
 if TYPE_CHECKING:
     from forerun._native.kernels import ThreadPool
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "FORERUN_THREADS"
 # Numbers given to `set_num_threads`, the latest last.
 _asked: list[int] = []
-
-
-def cores() -> int:
-    """Number of processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def set_num_threads(threads: int) -> None:
@@ -73,7 +67,7 @@ def thread_pool(threads: int) -> ThreadPool:
     """A set of threads, the same for each call with the same number.
 
     Raises:
-        ConfigError: for a number below 1 or above that of the cores.
+        ConfigError: for a number below 1 or above that of the cores, or that the system refuses.
     """
     if not 1 <= threads <= cores():
         # A thread that waits for a core would delay all others.
@@ -81,7 +75,13 @@ def thread_pool(threads: int) -> ThreadPool:
             f"{threads} threads were asked for on the CPU kernels; give 1 to {cores()}, the cores "
             "that this process may use."
         )
-    return _native.kernels.ThreadPool(threads)
+    try:
+        return _native.kernels.ThreadPool(threads)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{threads} threads cannot be started here ({error}); give fewer, by --threads or "
+            f"{THREADS_VARIABLE}."
+        ) from None
 
 
 @atexit.register
