@@ -21,7 +21,7 @@ from forerun.bench.forwards import Forwards, forward_bytes
 from forerun.bench.machine import use_threads
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
-from forerun.models.kv_dtype import with_kv_dtype
+from forerun.models.placement import with_kv_dtype
 
 DTYPES = ("bf16", "int8", "int4")
 

@@ -86,7 +86,7 @@ def _dspark(target: LayeredToyModel, least_confidence: float = 0.0) -> DSparkDra
     )
     config, tensors = dspark_heads.published(made, "deepspec")
     head = DSparkHead(target, DSparkConfig.read(config, "head"), tensors, "head")
-    return DSparkDrafter(head, ROWS, target.max_context, size, least_confidence)
+    return DSparkDrafter(head, size, ROWS, target.max_context, least_confidence=least_confidence)
 
 
 def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Drafter:
@@ -126,7 +126,7 @@ def _medusa(target: LayeredToyModel) -> MedusaDrafter:
     config = MedusaConfig(size, size, 3, 2, size * 3 // 4)
     ids = {"d2t": torch.arange(config.draft_vocab_size) // 3}
     head = MedusaHead(target, config, random_tensors(config, spread=2.0) | ids, "head")
-    return MedusaDrafter(head, ROWS, target.num_layers, size)
+    return MedusaDrafter(head, size, ROWS, target.max_context)
 
 
 @cache

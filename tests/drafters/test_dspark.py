@@ -48,7 +48,7 @@ class Checked(Compared, DSparkDrafter):
     def __init__(
         self, made: Made, head: DSparkHead, on: CausalLM, atol: float, least: float = 0.0
     ) -> None:
-        super().__init__(head, 3, on.max_context, on.vocab_size, least)
+        super().__init__(head, on.vocab_size, 3, on.max_context, least_confidence=least)
         self.reference, self.atol, self.least = Reference(made, on), atol, least
         self.lengths = []
 

@@ -44,7 +44,7 @@ class Checked(Compared, MedusaDrafter):
     """Drafts with heads and their reference."""
 
     def __init__(self, made: Made, head: MedusaHead, on: CausalLM, atol: float) -> None:
-        super().__init__(head, 3, on.num_layers, on.vocab_size)
+        super().__init__(head, on.vocab_size, 3, on.max_context)
         self.reference, self.atol = Reference(made, on), atol
         self.lengths = []
 
@@ -120,7 +120,7 @@ def test_chains_and_trees_in_ragged_batches(
 def test_drafts_are_as_long_as_there_are_heads(tmp_path: Path) -> None:
     on = target("torch", "fp64")
     files = HeadFiles.open(write(tmp_path, Made(heads=2), "vllm"))
-    drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
+    drafter = MedusaDrafter(MedusaHead.open(on, files), on.vocab_size, 1, on.max_context)
     lengths: list[int] = []
     engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=9, policy="fixed"))
     engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
@@ -154,7 +154,7 @@ def test_int8_drafts_nearly_what_the_reference_does(tmp_path: Path) -> None:
     head = MedusaHead.open(on, HeadFiles.open(write(tmp_path, made, "vllm")))
     text = PROMPTS[2]
     expected = Reference(made, on).rows([*text, 0])
-    drafter = MedusaDrafter(head, 1, on.num_layers, on.vocab_size)
+    drafter = MedusaDrafter(head, on.vocab_size, 1, on.max_context)
     engine = Engine(on, drafter, SpeculativeConfig(policy="fixed"))
     engine.generate([text], SamplingParams(max_tokens=1))
     [[state]] = [row.states for row in drafter.features._rows[:1]]
@@ -171,7 +171,7 @@ def test_typical_acceptance_is_marked_and_takes_its_trees(tmp_path: Path) -> Non
         draft_sample_method="greedy",
         policy="fixed",
     )
-    drafter = MedusaDrafter(MedusaHead.open(on, files), 1, on.num_layers, on.vocab_size)
+    drafter = MedusaDrafter(MedusaHead.open(on, files), on.vocab_size, 1, on.max_context)
     engine = Engine(on, drafter, config)
     assert engine.exactness is Exactness.APPROXIMATE
     assert len(engine.generate([PROMPTS[0]], SAMPLED)[0].token_ids) == 12

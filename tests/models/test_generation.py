@@ -11,7 +11,7 @@ import pytest
 import forerun
 from forerun.errors import CheckpointError
 from forerun.models import Checkpoint
-from forerun.models.generation import read_sampling_defaults
+from forerun.models.config import read_sampling_defaults
 from tests.helpers.tiny_models import tiny_model
 
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [3]}

@@ -18,8 +18,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import CacheError, ConfigError, SessionError, UnknownNameError
 from forerun.models import Checkpoint
 from forerun.models.checkpoint import loading_once
-from forerun.models.kv_dtype import with_kv_dtype
-from forerun.models.placement import KV_DTYPES, Placement, resolve
+from forerun.models.placement import KV_DTYPES, Placement, resolve, with_kv_dtype
 from forerun.params import SamplingParams
 from tests.helpers.backends import BACKENDS, needs_kernels
 from tests.helpers.forwards import run

@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from forerun.contracts import Cache, Drafter, DrafterSetup
-from forerun.core import NO_DRAFT, Draft, Drawing, Exactness, ForwardOutput, Plan, Request, Verdict
+from forerun.contracts import Cache, CausalLM, Drafter, DrafterSetup
+from forerun.core import (
+    MOST_NODES,
+    NO_DRAFT,
+    Draft,
+    Drawing,
+    Exactness,
+    ForwardOutput,
+    Plan,
+    Request,
+    Verdict,
+)
 from forerun.errors import ConfigError
 from forerun.options import NoOptions, options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
-    from forerun.heads.features import Features, Missing, Trims
+    from forerun.heads.features import Features, Missing
+    from forerun.heads.files import HeadFiles
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -166,30 +177,55 @@ class HeadDrafter(BaseDrafter):
     has run. Greedy trees have the most probable nodes, sampled ones a fixed shape.
 
     Args:
-        hidden_layers: hidden layers of the target that the head reads.
-        rows: number of rows of the target's cache.
+        head: the head, on its target's backend.
         vocab_size: the target's.
+        rows: number of rows of the target's cache.
+        capacity: tokens per row, drafted ones included.
+        tree_slots: slots per row for the nodes of trees.
         acceptance: acceptance by depth and rank, measured when the head was trained.
-        cache: the head's own cache, if it has one.
+        least_confidence: see `HeadOptions`.
     """
 
     drawings = frozenset(Drawing)
     takes_trees = True
+    options: type[Any] = HeadOptions
     features: Features
 
     def __init__(
         self,
-        hidden_layers: tuple[int, ...],
-        rows: int,
+        head: Any,
         vocab_size: int,
+        rows: int,
+        capacity: int,
+        tree_slots: int = MOST_NODES,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
-        cache: Trims | None = None,
+        least_confidence: float = 0.0,
     ) -> None:
         from forerun.heads.features import Features
 
-        self.rows, self.vocab_size = rows, vocab_size
-        self.hidden_layers, self.acceptance = hidden_layers, acceptance
-        self.features = Features(hidden_layers, rows, cache)
+        self.module, self._least = head, least_confidence
+        self.rows, self.capacity, self.vocab_size = rows, capacity, vocab_size
+        self.hidden_layers, self.acceptance = head.hidden_layers, acceptance
+        self.cache = head.new_cache(rows, capacity + tree_slots)
+        self.features = Features(self.hidden_layers, rows, self.cache)
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:
+        assert setup.head is not None, "the engine opens the head"
+        return cls(
+            cls.open_head(setup.target, setup.head),
+            setup.target.vocab_size,
+            setup.rows,
+            setup.capacity,
+            setup.tree_slots,
+            setup.head.acceptance_by_rank,
+            setup.read(HeadOptions).least_confidence,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def open_head(target: CausalLM, files: HeadFiles) -> Any:
+        """Read a file's head for a target."""
 
     @abstractmethod
     def longest(self, request: Request) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from forerun.contracts import ChainRequest, DrafterSetup
-from forerun.core import MOST_NODES, Draft, Plan, Request, Tree
-from forerun.drafters.base import HeadDrafter, HeadOptions, fits_one_call
+from forerun.contracts import CausalLM, ChainRequest
+from forerun.core import Draft, Plan, Request, Tree
+from forerun.drafters.base import HeadDrafter, fits_one_call
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from forerun.heads.eagle3 import Eagle3Head
     from forerun.heads.features import Missing
+    from forerun.heads.files import HeadFiles
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -52,50 +53,17 @@ class Eagle3Drafter(HeadDrafter):
     its own output for the token before. Greedy trees have the most probable nodes (EAGLE-2),
     sampled ones a fixed shape. It drafts nothing for a request until it has seen the state of the
     newest token that the target has run.
-
-    Args:
-        head: the head, on its target's backend.
-        vocab_size: the target's.
-        rows: number of rows of the target's cache.
-        capacity: tokens per row, drafted ones included.
-        tree_slots: slots per row for the nodes of trees.
-        acceptance: acceptance by depth and rank, measured when the head was trained.
-        least_confidence: see `HeadOptions`.
     """
 
     name = "eagle3"
     head: str | None = "eagle3"
-    options = HeadOptions
+    module: Eagle3Head
 
-    def __init__(
-        self,
-        head: Eagle3Head,
-        vocab_size: int,
-        rows: int,
-        capacity: int,
-        tree_slots: int = MOST_NODES,
-        acceptance: tuple[tuple[float, ...], ...] | None = None,
-        least_confidence: float = 0.0,
-    ) -> None:
-        self.module, self.capacity, self._least = head, capacity, least_confidence
-        self._drafts_chains = head.drafts_chains
-        self.cache = head.new_cache(rows, capacity + tree_slots)
-        super().__init__(head.hidden_layers, rows, vocab_size, acceptance, self.cache)
-
-    @classmethod
-    def build(cls, setup: DrafterSetup) -> Self:
+    @staticmethod
+    def open_head(target: CausalLM, files: HeadFiles) -> Eagle3Head:
         from forerun.heads.eagle3 import Eagle3Head
 
-        assert setup.head is not None, "the engine opens the head"
-        return cls(
-            Eagle3Head.open(setup.target, setup.head),
-            setup.target.vocab_size,
-            setup.rows,
-            setup.capacity,
-            setup.tree_slots,
-            setup.head.acceptance_by_rank,
-            setup.read(HeadOptions).least_confidence,
-        )
+        return Eagle3Head.open(target, files)
 
     def longest(self, request: Request) -> int:
         return self.capacity - len(request)
@@ -108,7 +76,7 @@ class Eagle3Drafter(HeadDrafter):
         randomness: Randomness,
     ) -> list[Draft]:
         """Draft chains in one call if possible, otherwise node by node."""
-        if not self._drafts_chains or not fits_one_call(requests, plans, randomness):
+        if not self.module.drafts_chains or not fits_one_call(requests, plans, randomness):
             return super().draft(requests, plans, missing, randomness)
         states = [self._run_most(*pair) for pair in zip(requests, missing, strict=True)]
         chains = [

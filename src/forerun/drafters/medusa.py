@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from forerun.contracts import DrafterSetup
+from forerun.contracts import CausalLM
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter
+from forerun.options import NoOptions
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Missing
+    from forerun.heads.files import HeadFiles
     from forerun.heads.medusa import MedusaHead
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
@@ -24,38 +26,18 @@ class MedusaDrafter(HeadDrafter):
     trees have such a shape here, while greedy ones have the most probable nodes of each text. It
     drafts nothing for a request until it has seen the state of the newest token that the target has
     run.
-
-    Args:
-        head: the heads, on their target's backend.
-        rows: number of requests at once.
-        layers: number of the target's layers.
-        vocab_size: the target's.
-        acceptance: acceptance by head and rank, measured when they were trained.
     """
 
     name = "medusa"
     head: str | None = "medusa"
+    options = NoOptions
+    module: MedusaHead
 
-    def __init__(
-        self,
-        head: MedusaHead,
-        rows: int,
-        layers: int,
-        vocab_size: int,
-        acceptance: tuple[tuple[float, ...], ...] | None = None,
-    ) -> None:
-        super().__init__((layers,), rows, vocab_size, acceptance)
-        self.module = head
-
-    @classmethod
-    def build(cls, setup: DrafterSetup) -> Self:
+    @staticmethod
+    def open_head(target: CausalLM, files: HeadFiles) -> MedusaHead:
         from forerun.heads.medusa import MedusaHead
 
-        assert setup.head is not None, "the engine opens the head"
-        target = setup.target
-        head = MedusaHead.open(target, setup.head)
-        acceptance = setup.head.acceptance_by_rank
-        return cls(head, setup.rows, target.num_layers, target.vocab_size, acceptance)
+        return MedusaHead.open(target, files)
 
     def longest(self, request: Request) -> int:
         return self.module.config.num_heads

@@ -7,15 +7,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from forerun.compression import Compression
 from forerun.contracts import Drafter, Policy
 from forerun.core import Tree
 from forerun.drafters import drafters_of
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_names
-from forerun.engine.settings import check_part, refuse_unknown
+from forerun.engine.settings import SizeOptions, check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
 from forerun.heads import HEADS, kind_at
 from forerun.options import Text, check
@@ -76,13 +75,9 @@ ELSEWHERE = {
 }
 
 
-class LoadOptions(TypedDict, total=False):
+class LoadOptions(SizeOptions, total=False):
     """Further arguments of `load`, for type checkers: settings of the engine, and fields of the config."""
 
-    max_batch_size: int
-    max_context: int | None
-    prefix_reuse: bool
-    compression: Compression | Mapping[str, Any]
     method: str
     draft_model: str | os.PathLike[str] | Checkpoint | PreTrainedModel
     draft_revision: str
@@ -94,7 +89,6 @@ class LoadOptions(TypedDict, total=False):
     options: Any
 
 
-_SETTINGS = ("max_batch_size", "max_context", "prefix_reuse", "compression")
 _FIELDS = {"draft_model": "model", "draft_revision": "revision"}
 
 
@@ -139,8 +133,9 @@ def split(
     unread = options.keys() - LoadOptions.__annotations__.keys()
     if unread:
         refuse_unknown(taker, sorted(unread - option_names()), LoadOptions.__annotations__)
-    settings = {name: value for name, value in options.items() if name in _SETTINGS}
-    others = {name: value for name, value in options.items() if name not in _SETTINGS}
+    sizes = SizeOptions.__annotations__
+    settings = {name: value for name, value in options.items() if name in sizes}
+    others = {name: value for name, value in options.items() if name not in sizes}
     return {_FIELDS.get(name, name): value for name, value in others.items()}, settings
 
 

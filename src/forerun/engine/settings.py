@@ -46,14 +46,19 @@ _INSTEAD = {
 }
 
 
-class EngineOptions(TypedDict, total=False):
-    """The fields of `EngineSettings`, for type checkers."""
+class SizeOptions(TypedDict, total=False):
+    """Fields of `EngineSettings` that `load` takes too, for type checkers."""
 
     max_batch_size: int
     max_context: int | None
-    eos_token_ids: Iterable[int]
     prefix_reuse: bool
     compression: Compression | Mapping[str, Any]
+
+
+class EngineOptions(SizeOptions, total=False):
+    """The fields of `EngineSettings`, for type checkers."""
+
+    eos_token_ids: Iterable[int]
     sampling_defaults: Mapping[str, Any] | None
 
 

@@ -193,6 +193,7 @@ class DSparkHead:
         modules = modules_for(target)
         shape, eps = config.layers, config.layers.norm_eps
         self.config, self._target, self.name = config, target, name
+        self.hidden_layers = config.target_layers
         ids, tensors = ascending(tensors, shape.vocab_size, name)
         self._fc = modules.linear(tensors["fc.weight"])
         self._hidden_norm = modules.norm(tensors["hidden_norm.weight"], eps=eps)

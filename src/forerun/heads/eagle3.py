@@ -300,7 +300,7 @@ class Eagle3Head:
             self._target.vocab_size,
         )
 
-    @property
+    @cached_property
     def drafts_chains(self) -> bool:
         """True if `draft_chains` is available."""
         return self._chains is not None

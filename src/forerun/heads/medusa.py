@@ -172,6 +172,7 @@ class MedusaHead:
         self, target: CausalLM, config: MedusaConfig, tensors: Mapping[str, Tensor], name: str
     ) -> None:
         self.config, self._target = config, target
+        self.hidden_layers = (target.num_layers,)
         offsets = tensors.get("d2t")
         ids = None if offsets is None else draft_ids(offsets, config.vocab_size, name)
         self.vocabulary = vocabulary_of(target, ids)
@@ -210,6 +211,9 @@ class MedusaHead:
             files.name, target, hidden_size=config.hidden_size, vocab_size=config.vocab_size
         )
         return cls(target, config, tensors, files.name)
+
+    def new_cache(self, rows: int, capacity: int) -> None:
+        """None: the heads read one state and keep nothing."""
 
     def run(self, hidden: Tensor, count: int) -> Tensor:
         """Logits [N, count, Vd] of the first heads.

@@ -19,15 +19,20 @@ from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
-from forerun.models.device_memory import DeviceMemory
-from forerun.models.gguf.rounding import Rounding, roundings
-from forerun.models.gguf.source import GgufSource
+from forerun.models.gguf.source import GgufSource, Rounding, roundings
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
-from forerun.models.kv_dtype import with_kv_dtype
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
-from forerun.models.placement import STORED, Placement, RunConfig, draft_precision, resolve
+from forerun.models.placement import (
+    STORED,
+    DeviceMemory,
+    Placement,
+    RunConfig,
+    draft_precision,
+    resolve,
+    with_kv_dtype,
+)
 from forerun.models.sources import (
     CodedSource,
     Source,

@@ -18,11 +18,9 @@ from forerun.core import Batch, Exactness, ForwardOutput, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, UnsupportedModelError
 from forerun.kv_cache import held_before
 from forerun.models.config import one_line
-from forerun.models.device_memory import DeviceMemory
-from forerun.models.hf_cache import HFCache
-from forerun.models.hf_probe import Operation, find_head, probe
+from forerun.models.hf_cache import HFCache, Operation, find_head, probe
 from forerun.models.layers import check_view
-from forerun.models.placement import dtype_name
+from forerun.models.placement import DeviceMemory, dtype_name
 
 _OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 

@@ -13,12 +13,10 @@ from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.checkpoint import Checkpoint, build
-from forerun.models.config import check_config, check_end_tokens
-from forerun.models.generation import sampling_defaults
+from forerun.models.config import check_config, check_end_tokens, sampling_defaults
 from forerun.models.hf import HFModel, refuse_unsupported
 from forerun.models.hub import Location
-from forerun.models.kv_dtype import with_kv_dtype
-from forerun.models.placement import Placement, RunConfig, dtype_name, resolve
+from forerun.models.placement import Placement, RunConfig, dtype_name, resolve, with_kv_dtype
 from forerun.models.sources import TensorSource, with_own_head
 
 

@@ -1,18 +1,22 @@
-"""Names of precisions, devices and backends, and the meaning of `auto`."""
+"""Names of precisions, devices and backends, the meaning of `auto`, and what a device and a model lack."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
-from forerun.costs.precision import QUANTIZED
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.costs.precision import CODED, QUANTIZED, group_of
+from forerun.errors import ConfigError, MemoryLimitError, UnknownNameError
 from forerun.models.processor_caches import last_level_cache
 from forerun.options import known, options
+
+if TYPE_CHECKING:
+    from forerun.contracts import CausalLM
 
 DTYPES = {
     "fp16": torch.float16,
@@ -205,3 +209,54 @@ def draft_precision(int8_bytes: float) -> str:
     which the target's weights stream as well; otherwise int4, which reads least.
     """
     return "int8" if int8_bytes <= last_level_cache() / 2 else "int4"
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Context manager that turns torch's out-of-memory error into an error of our own.
+
+    It is a class because it is entered for every forward: a generator takes several times as long.
+
+    Args:
+        device: the device that may run out of memory.
+        what: the thing that does not fit, for the message.
+        advice: remedy, for the message.
+    """
+
+    device: torch.device
+    what: str
+    advice: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise MemoryLimitError(
+                f"there is not enough memory on {self.device} for {self.what}; {self.advice}."
+            ) from error
+
+
+Model = TypeVar("Model", bound="CausalLM")
+
+
+def with_kv_dtype(model: Model, kv_dtype: str) -> Model:
+    """The model with the same weights, but caches of another precision.
+
+    Args:
+        model: a model on forerun's own decoder.
+        kv_dtype: one of `forerun.models.placement.KV_DTYPES`.
+
+    Raises:
+        ConfigError: for heads that no group of int8 or int4 divides.
+    """
+    if kv_dtype == "auto":
+        return model
+    other: Any = copy.copy(model)
+    if kv_dtype in CODED and group_of(other.head_dim) is None:
+        raise ConfigError(
+            f"kv_dtype {kv_dtype!r} needs heads of a multiple of 16 dimensions, and those of {other.name} "
+            f"have {other.head_dim}; use 'bf16'."
+        )
+    other.kv_dtype = kv_dtype
+    return cast(Model, other)

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.config import read_config, read_end_tokens
-from forerun.models.generation import read_sampling_defaults
+from forerun.models.config import read_config, read_end_tokens, read_sampling_defaults
 from forerun.models.gguf.stored import StoredGguf
 from forerun.models.hub import Location
 from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head

@@ -18,9 +18,8 @@ from forerun.errors import CacheError
 from forerun.kv_cache import Appending, CompressedCache, StaticCache
 from forerun.models.architecture import ACTIVATIONS, Architecture
 from forerun.models.attention import AttentionStep, CacheParts, apply_gate, norm, visibility
-from forerun.models.device_memory import DeviceMemory
 from forerun.models.layers import check_evicts, layers_to_run
-from forerun.models.placement import dtype_name
+from forerun.models.placement import DeviceMemory, dtype_name
 from forerun.models.rope import mean_rotated, rotary_table
 
 

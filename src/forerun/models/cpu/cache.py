@@ -1,18 +1,54 @@
-"""The cache of the kernels: a layout of its own behind the contract of all caches."""
+"""The caches of the kernels, with and without eviction, and the translation of the kernels' errors."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from forerun import _native
+from forerun.compression import Compression
+from forerun.compression.base import Rotate
 from forerun.core import Batch, View
-from forerun.errors import CacheError, MemoryLimitError
-from forerun.kv_cache import check_view
-from forerun.models.cpu.errors import TypedErrors
+from forerun.errors import CacheError, ConfigError, DistributionError, MemoryLimitError
+from forerun.kv_cache import Evicting, QueryLog, check_view
+
+
+@dataclass(frozen=True)
+class TypedErrors:
+    """Context manager that turns errors of the kernels into errors of our own.
+
+    It is a class because it is entered for each part of a model: a generator takes several times as
+    long.
+
+    Args:
+        name: name of the model, module or cache that is used, for messages.
+    """
+
+    name: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, _native.kernels.CacheError):
+            raise CacheError(str(error)) from None
+        if isinstance(error, _native.kernels.RowError):
+            raise DistributionError(f"{self.name}: {error}.") from None
+        if isinstance(error, MemoryError):
+            raise MemoryLimitError(
+                f"there is not enough memory to run {self.name}; run fewer tokens at once."
+            ) from None
+        if isinstance(error, (ValueError, TypeError)):
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"{self.name} cannot run this: {first}") from None
+
 
 _ERRORS = TypedErrors("the cache")
 
@@ -156,3 +192,75 @@ def new_native_cache(
             f"there is not enough memory for {rows} x {capacity} tokens in the cache of {name}; "
             "use a smaller context or batch."
         ) from None
+
+
+class CompressedCpuCache(Evicting, CpuCache):
+    """Keys and values of a batch of rows on the kernels, with eviction.
+
+    Memory behind the tokens that are left of a row is given back to the system.
+
+    Args:
+        native: the kernels' object.
+        pool: the threads that move the tokens that stay.
+        compression: decides which tokens stay.
+        rotate: the model's rotary embedding.
+        heads: number of query heads.
+    """
+
+    def __init__(
+        self, native: Any, pool: Any, compression: Compression, rotate: Rotate, heads: int
+    ) -> None:
+        CpuCache.__init__(self, native)
+        self._pool = pool
+        layers, kv_heads, size = (
+            int(number) for number in (native.layers, native.kv_heads, native.head_dim)
+        )
+        self._heads = heads
+
+        def new_log() -> QueryLog:
+            return QueryLog((layers, heads, size), torch.float32, torch.device("cpu"))
+
+        own = (layers, kv_heads, size)
+        Evicting.__init__(self, self.rows, own, compression, rotate, new_log)
+
+    def copy(self) -> Self:
+        """A copy of the cache; see `forerun.contracts.Evicts`."""
+        memo = {id(part): part for part in (self._rotate, self._pool)}
+        memo |= {id(self.native): self.native.copy(), id(self.draft_heads): {}}
+        return copy.deepcopy(self, memo)
+
+    def room_for_queries(self, batch: Batch, layers: range) -> Tensor | None:
+        """Memory for the queries of a forward; see `CpuCache`."""
+        if not any(self.logs(row) for row in batch.rows):
+            return None
+        return torch.empty(len(layers), sum(batch.counts), self._heads * self._head_dim)
+
+    def note_queries(self, batch: Batch, layers: range, queries: Tensor) -> None:
+        """Log the queries of a forward that has run; see `CpuCache`."""
+        by_head = queries.view(len(layers), -1, self._heads, self._head_dim).transpose(1, 2)
+        first = 0
+        for row, count in zip(batch.rows, batch.counts, strict=True):
+            if count and self.logs(row):
+                start = self.length(row, layers.start) - count
+                self.log(row, layers, start, by_head[:, :, first : first + count])
+            first += count
+
+    def num_slots(self, row: int, layer: int | None = None) -> int:
+        """Number of tokens that a row holds in a layer; in its shortest layer if None."""
+        return CpuCache.length(self, row, layer)
+
+    def _keep_slots(self, row: int, start: int, path: Sequence[int]) -> None:
+        CpuCache.keep(self, row, start, path)
+
+    def _trim_slots(self, row: int, length: int, layers: range | None) -> None:
+        CpuCache.trim(self, row, length, layers)
+
+    def _evict_slots(self, row: int, stay: Tensor) -> None:
+        with _ERRORS:
+            self.native.evict(self._pool, row, stay.contiguous().numpy())
+
+    def _numbers(self, layer: int, row: int, count: int, values: bool) -> Tensor:
+        numbers = torch.empty(self._kv_heads, count, self._head_dim)
+        with _ERRORS:
+            self.native.read(self._pool, layer, row, values, numbers.numpy())
+        return numbers

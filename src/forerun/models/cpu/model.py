@@ -26,11 +26,14 @@ from forerun.errors import (
 )
 from forerun.interrupts import held_back
 from forerun.models.architecture import Architecture
-from forerun.models.cpu.cache import CpuCache, DraftHead, new_native_cache
-from forerun.models.cpu.chains import drafts_of, native_chain, rows_to_fill
-from forerun.models.cpu.compressed import CompressedCpuCache
-from forerun.models.cpu.errors import TypedErrors
-from forerun.models.cpu.modules import CpuModules
+from forerun.models.cpu.cache import (
+    CompressedCpuCache,
+    CpuCache,
+    DraftHead,
+    TypedErrors,
+    new_native_cache,
+)
+from forerun.models.cpu.modules import CpuModules, drafts_of, native_chain, rows_to_fill
 from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
 from forerun.models.layers import check_evicts, layers_to_run

@@ -9,13 +9,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
-from gguf.quants import Q4_K
+from gguf.quants import Q4_K, dequantize
 from numpy.typing import NDArray
+from torch import Tensor
 
-from forerun.models.gguf.values import values_of
+from forerun.errors import UnsupportedModelError
+
+_OTHER = "take another quantization of the model, such as Q8_0"
+
+
+# Values that are not finite are refused later, when they are loaded.
+@np.errstate(over="ignore", invalid="ignore")
+def values_of(rows: NDArray[np.uint8], kind: Kind) -> Tensor:
+    """The values of rows [rows, bytes of a row], in float32 unless they are stored in 16 bits.
+
+    Raises:
+        UnsupportedModelError: for a type that the package gguf cannot read.
+    """
+    if kind == Kind.F16:
+        return torch.from_numpy(rows.view(np.float16).copy())
+    if kind == Kind.BF16:
+        return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(np.array(dequantize(rows, kind), dtype=np.float32))
+    except NotImplementedError:
+        raise UnsupportedModelError(
+            f"tensors of type {kind.name} are not read; {_OTHER}."
+        ) from None
+
+
+def refuse_unread(name: str, key: str, kind: Kind) -> None:
+    """Refuse a tensor of a type that the package gguf cannot read, before anything is loaded.
+
+    Args:
+        name: name of the file.
+        key: key of the tensor.
+        kind: type of its values.
+
+    Raises:
+        UnsupportedModelError: naming both.
+    """
+    if not _is_read(kind):
+        raise UnsupportedModelError(
+            f"{name}: {key} is stored as {kind.name}, which is not read; {_OTHER}."
+        )
+
+
+@cache
+def _is_read(kind: Kind) -> bool:
+    try:
+        values_of(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except UnsupportedModelError:
+        return False
+    return True
+
 
 GROUP = 32
 

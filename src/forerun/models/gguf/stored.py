@@ -1,7 +1,8 @@
-"""A model stored as a GGUF file."""
+"""A model stored as a GGUF file: its config by transformers' names, and its other parts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,178 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType
 
+from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.generation import sampling_defaults
-from forerun.models.gguf.config import read_gguf_config, read_gguf_end_tokens
+from forerun.models.config import DecoderConfig, check_config, sampling_defaults
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
 from forerun.models.gguf.tokenizer import read_gguf_tokenizer, tokenizer_notes
 from forerun.models.layouts import layout_of
+
+# Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+# llama.cpp has no defaults for these.
+_REQUIRED = (
+    *("context_length", "embedding_length", "block_count", "feed_forward_length"),
+    *("attention.head_count", "attention.layer_norm_rms_epsilon"),
+)
+_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Tokens that, as in llama.cpp, end a text or a turn because of their names, whatever the file says.
+_ENDS_BY_TEXT = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+# The names of transformers' configs for llama.cpp's keys.
+_NAMES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_ROTATED = "rope.dimension_count"
+_ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
+_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+_ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned", *_YARN.values())
+
+
+def read_gguf_config(header: GgufHeader) -> Any:
+    """Read the config of the model in a GGUF file and check its values.
+
+    Raises:
+        CheckpointError: for metadata that is missing or wrong.
+        UnsupportedModelError: for an architecture or a rotary embedding that forerun does not read.
+    """
+    path, metadata = header.path, header.metadata
+    family = _family(path, metadata)
+    values = _by_name(path, family, metadata)
+    theta = values.pop("rope_theta", 10000.0)
+    values |= {
+        "vocab_size": _vocabulary(header),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_parameters": _rope(path, family, metadata) | {"rope_theta": theta},
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    if family == "llama":
+        values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
+    config = DecoderConfig.of(path, family, values)
+    check_config(config, path)
+    _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
+    return config
+
+
+def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the config by transformers' names."""
+    if missing := [key for key in _REQUIRED if f"{family}.{key}" not in metadata]:
+        raise CheckpointError(f"{path} lacks {family}.{missing[0]}; download it again.")
+    return {
+        name: metadata[f"{family}.{key}"]
+        for key, name in _NAMES.items()
+        if f"{family}.{key}" in metadata
+    }
+
+
+def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
+    """The tokens that end a text or a turn.
+
+    Raises:
+        CheckpointError: if one is not a token of the vocabulary.
+    """
+    ids = [header.metadata.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
+    given = [token for token in ids if token is not None]
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list):
+        given += [token for token, text in enumerate(tokens) if text in _ENDS_BY_TEXT]
+    for token in given:
+        if type(token) is not int or not 0 <= token < config.vocab_size:
+            raise CheckpointError(
+                f"{header.path}: {shown(token)} ends a text; it must be a token id from 0 to "
+                f"{config.vocab_size - 1}."
+            )
+    return frozenset(given)
+
+
+def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
+    """Refuse a model that rotates only a part of each head."""
+    if rotated not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; only models that "
+            "rotate all of them are read. Take the original checkpoint in safetensors."
+        )
+
+
+def _family(path: Path, metadata: Mapping[str, Any]) -> str:
+    """The architecture by llama.cpp's name.
+
+    Raises:
+        UnsupportedModelError: for an architecture that is not read.
+    """
+    family = metadata.get("general.architecture")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UnsupportedModelError(
+            f"{path} holds a model of architecture {shown(family)}; GGUF is read of "
+            f"{', '.join(FAMILIES)}. Take the original checkpoint in safetensors."
+        )
+    if metadata.get(f"{family}.expert_count"):
+        raise UnsupportedModelError(
+            f"{path} holds a mixture of experts, which is not read from GGUF; take the original "
+            "checkpoint in safetensors."
+        )
+    return family
+
+
+def _vocabulary(header: GgufHeader) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(
+            f"{header.path} has no token_embd.weight; it holds no complete model. Download it again."
+        )
+    return embedding.shape[0]
+
+
+def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Kind and numbers of the rotary embedding, without theta, with llama.cpp's defaults.
+
+    Raises:
+        UnsupportedModelError: for a kind or a number that is not read.
+    """
+    prefix = f"{family}.rope.scaling."
+    kind = metadata.get(f"{prefix}type", "linear")
+    if not isinstance(kind, str) or kind not in _ROPE_KINDS:
+        raise UnsupportedModelError(
+            f"{path} scales its rotary embedding by {shown(kind)}; "
+            f"{', '.join(_ROPE_KINDS)} are read. Take the original checkpoint in safetensors."
+        )
+    read = {prefix + key for key in _ROPE_KEYS}
+    for key in metadata:
+        if key.startswith(prefix) and key not in read and metadata[key] != 1:
+            raise UnsupportedModelError(
+                f"{path} sets {shown(key)}, which is not read. Take the original checkpoint in "
+                "safetensors."
+            )
+    factor = metadata.get(f"{prefix}factor", metadata.get(f"{family}.rope.scale_linear", 0.0))
+    if kind == "none" or factor in (0, 1):
+        return {"rope_type": "default"}
+    rope = {"rope_type": _ROPE_KINDS[kind], "factor": factor}
+    if kind == "yarn":
+        usual = metadata[f"{family}.context_length"]
+        rope["original_max_position_embeddings"] = metadata.get(
+            f"{prefix}original_context_length", usual
+        )
+        rope |= {
+            name: metadata[prefix + key] for name, key in _YARN.items() if prefix + key in metadata
+        }
+    return rope
+
 
 _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
