@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -90,6 +91,12 @@ def test_labels_that_prometheus_does_not_allow_are_refused(name: str) -> None:
 def test_prefixes_that_prometheus_does_not_allow_are_refused(prefix: str) -> None:
     with pytest.raises(ConfigError, match="prefix"):
         used().prometheus(prefix=prefix)
+
+
+def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'forerun\[metrics\]'"):
+        used().prometheus()
 
 
 def test_an_empty_monitor_can_be_scraped_logged_and_dumped() -> None:

@@ -172,7 +172,7 @@ class Monitor:
             labels: labels of every sample, such as `{"model": "smollm2"}`.
 
         Raises:
-            ConfigError: for names that Prometheus does not allow.
+            ConfigError: for names that Prometheus does not allow, and without `forerun[metrics]`.
         """
         given = check("labels", {} if labels is None else labels, dict[str, Text])
         decision, newest = self.should_disable(), self.snapshot(window=True)
