@@ -66,7 +66,7 @@ def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
         ". [", ".  ["
     )
     refused = run(*program, "generate", "--prompt", "a", "--method", "ngram")
-    assert "prompt_lookup_positions is 65; it must be an integer in [1, 64]." in refused
+    assert "--prompt-lookup-positions is 65; it must be an integer in [1, 64]." in refused
 
 
 def test_a_method_of_another_package_is_one_module(

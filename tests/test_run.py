@@ -24,7 +24,7 @@ def test_wrong_use_is_refused_as_on_the_command_line() -> None:
         forerun.run("simulat")
     with pytest.raises(UnknownNameError, match=r"'acceptanc'.*Did you mean 'acceptance'"):
         forerun.run("simulate", acceptanc=0.5)
-    with pytest.raises(ConfigError, match="seed is only of use with rounds, policy or text"):
+    with pytest.raises(ConfigError, match="seed is only of use with rounds or text"):
         forerun.run("simulate", seed=3)
     with pytest.raises(ConfigError, match="text and hardware exclude each other"):
         forerun.run("simulate", text="-", hardware="h100")

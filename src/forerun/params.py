@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -10,7 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from forerun.errors import ConfigError
-from forerun.options import Text, changes, from_mapping, option, options
+from forerun.flags import Flag, Given, part_flags
+from forerun.options import Part, Text, changes, from_mapping, option, options, part, schema_of
 
 TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """A function `mask(committed_ids, drafted_ids)` that returns the tokens allowed next.
@@ -138,9 +140,10 @@ class SamplingParams:
         le=1024,
         description="Report each token's log probability and N alternatives.",
     )
-    logprobs_mode: Literal["raw", "processed"] = Field(
+    logprobs_mode: Literal["raw", "processed"] = option(
         default="raw",
         description="raw: of the model's own distribution, or processed: as drawn from.",
+        requires=("logprobs",),
     )
 
     def __post_init__(self) -> None:
@@ -203,14 +206,62 @@ class SamplingOptions(TypedDict, total=False):
     logprobs_mode: Literal["raw", "processed"]
 
 
+# Parameters that a model may recommend.
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Parameters that say when a request ends and what is reported, not how tokens are drawn.
 _NOT_SAMPLING = frozenset(
     ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "logprobs_mode")
 )
 
 
-def in_words(params: SamplingParams, from_model: Sequence[str] = ()) -> str:
-    """Sentence on how tokens are drawn, and which of that the model's own defaults say."""
+# Origins of parameters that were not given.
+MODELS_OWN, DEFAULT = "the model's own", "the default"
+
+
+def sampling(usual: SamplingParams, without: Sequence[str] = ()) -> Any:
+    """A field of a request that holds the sampling parameters that were given, by name.
+
+    Args:
+        usual: those that hold for the others, unless the model recommends some; see `settled`.
+        without: parameters that are no options of the request.
+    """
+
+    def flags(_: Any, inner: Part) -> list[Flag]:
+        found = part_flags(usual, inner)
+        shown = {name: f"the model's own, or {getattr(usual, name):g}" for name in RECOMMENDED}
+        return [replace(f, use=replace(f.use, shown=shown.get(f.name, ""))) for f in found]
+
+    def given_ones(_: Any, given: Given) -> dict[str, Any]:
+        names = given.values.keys() & schema_of(SamplingParams).keys() - {*without}
+        found = {name: given.values[name] for name in sorted(names)}
+        replace(usual, **found)
+        return found
+
+    default: Mapping[str, Any] = {}
+    return part(default=default, section="Sampling", without=without, flags=flags, build=given_ones)
+
+
+def settled(
+    given: Mapping[str, Any], recommended: Mapping[str, Any], usual: SamplingParams
+) -> tuple[SamplingParams, dict[str, str]]:
+    """Sampling parameters of a request, and the origins of those that were not given, by name.
+
+    Args:
+        given: those that were given.
+        recommended: those that the model recommends.
+        usual: all others.
+    """
+    own = {name: value for name, value in recommended.items() if name not in given}
+    origins = {name: DEFAULT for name in RECOMMENDED if name not in given}
+    return replace(usual, **own, **given), origins | dict.fromkeys(own, MODELS_OWN)
+
+
+def in_words(params: SamplingParams, origins: Mapping[str, str] | None = None) -> str:
+    """Sentence on how tokens are drawn.
+
+    Args:
+        origins: origins of parameters that were not given, by name.
+    """
     names = [name for name in changes(params) if name not in _NOT_SAMPLING]
     shown = {name: _value(getattr(params, name)) for name in names}
     if params.greedy:
@@ -220,12 +271,13 @@ def in_words(params: SamplingParams, from_model: Sequence[str] = ()) -> str:
         shown = {"greedy": "(temperature 0)"} | shown
     else:
         shown = {"temperature": f"{params.temperature:g}"} | shown
-    chosen = {*from_model, *(["greedy"] if "temperature" in from_model else [])}
-    theirs = [f"{name} {value}" for name, value in shown.items() if name in chosen]
-    own = [f"{name} {value}" for name, value in shown.items() if name not in chosen]
-    if theirs:
-        theirs[-1] += " (the model's defaults)"
-    return ", ".join(own + theirs)
+    groups: dict[str, list[str]] = {}
+    for name, value in shown.items():
+        origin = (origins or {}).get("temperature" if name == "greedy" else name, "")
+        groups.setdefault(origin, []).append(f"{name} {value}")
+    return ", ".join(
+        ", ".join(texts) + (origin and f" ({origin})") for origin, texts in sorted(groups.items())
+    )
 
 
 def _value(value: object) -> str:

@@ -8,8 +8,8 @@ import sys
 import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
-from forerun.cli.completion import RULES
 from forerun.cli.main import application
+from forerun.cli.requests import RULES
 from forerun.drafters import DRAFTERS
 from forerun.verification import rule_names
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.report import JsonOutput
+from forerun.cli.output import Output
 from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
@@ -15,6 +15,7 @@ from tests.helpers.command_line import Cli, Write
 BASE_KEYS = {
     "sampling",
     "sampling_from_model",
+    "settings",
     "schema_version",
     "versions",
     "hardware",
@@ -124,14 +125,22 @@ def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:
     assert ratio == pytest.approx(content["speedup"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--temperature", "1"), ("--seed", "3", "--rejection-sample-method", "token")],
-)
-def test_unseeded_sampling_is_not_compared(cli: Cli, options: tuple[str, ...]) -> None:
+def test_sampling_by_another_rule_is_not_compared(cli: Cli) -> None:
+    options = ("--seed", "3", "--rejection-sample-method", "token")
     content = cli.json(*options, "--compare", "--compare-rounds", "1")
     assert content["identical"] is None
     assert "first_difference" not in content
+
+
+def test_a_run_says_the_seed_that_repeats_it(cli: Cli) -> None:
+    first, other = cli.json("--compare", "--compare-rounds", "1"), cli.json()
+    assert first["identical"] is True
+    assert first["token_ids"] != other["token_ids"]
+    for content in (first, other):
+        again = cli.json("--seed", str(content["sampling"]["seed"]))
+        assert again["token_ids"] == content["token_ids"]
+    assert "seed" not in cli.json(*GREEDY)["sampling"]
+    assert "(drawn)" in cli.generate("--prompt", "a").stderr
 
 
 def test_plain_decoding_gives_the_same_text(cli: Cli) -> None:
@@ -215,7 +224,7 @@ def test_interruption_leaves_what_there_is(
         if len(seen) == 7:
             raise KeyboardInterrupt
 
-    output = JsonOutput if as_json else PlainOutput
+    output = Output if as_json else PlainOutput
     monkeypatch.setattr(output, "event", interrupted)
     result = cli.generate(*GREEDY, "--prompt", "def add", *(["--json"] if as_json else []))
     assert result.exit_code == 130

@@ -11,7 +11,7 @@ from forerun.cli.panel import drafting
 from forerun.core import PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.params import SamplingParams, in_words
+from forerun.params import DEFAULT, MODELS_OWN, SamplingParams, in_words
 from forerun.policies.fixed import FixedPolicy
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers.command_line import Cli
@@ -99,21 +99,30 @@ def test_a_last_token_is_no_reason_for_a_whole_text(one: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "from_model", "text"),
+    ("params", "origins", "text"),
     [
-        ({}, (), "temperature 1"),
-        ({"temperature": 0.0, "top_k": 4, "max_tokens": 5}, ("top_k",), "greedy (temperature 0)"),
+        ({}, {}, "temperature 1"),
+        (
+            {"temperature": 0.0, "top_k": 4, "max_tokens": 5},
+            {"top_k": MODELS_OWN},
+            "greedy (temperature 0)",
+        ),
+        (
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+            {"temperature": DEFAULT, "repetition_penalty": MODELS_OWN},
+            "greedy (temperature 0) (the default), repetition_penalty 1.1 (the model's own)",
+        ),
         (
             {"temperature": 0.6, "top_k": 20, "seed": 7},
-            ("temperature", "top_k"),
-            "seed 7, temperature 0.6, top_k 20 (the model's defaults)",
+            {"temperature": MODELS_OWN, "top_k": MODELS_OWN},
+            "seed 7, temperature 0.6, top_k 20 (the model's own)",
         ),
-        ({"banned_token_ids": (1, 2)}, (), "temperature 1, banned_token_ids of 2 tokens"),
+        ({"banned_token_ids": (1, 2)}, {}, "temperature 1, banned_token_ids of 2 tokens"),
     ],
     ids=str,
 )
-def test_sampling_in_words(params: dict[str, Any], from_model: tuple[str, ...], text: str) -> None:
-    assert in_words(SamplingParams(**params), from_model) == text
+def test_sampling_in_words(params: dict[str, Any], origins: dict[str, str], text: str) -> None:
+    assert in_words(SamplingParams(**params), origins) == text
 
 
 def test_sampling_is_shown_and_reported(cli: Cli) -> None:

@@ -8,18 +8,18 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from forerun.cli.asked import sampling_params, speculation
-from forerun.cli.flags import generate_options
-from forerun.cli.generate import command
+from forerun.cli.generate import USUAL, GenerateRequest
 from forerun.cli.groups import every_command
 from forerun.cli.main import application
 from forerun.engine import model_options
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
+from forerun.engine.resolve import choose
 from forerun.engine.speculation_options import OWN_SECTIONS
+from forerun.flags import flags_of
 from forerun.models.zoo import PACKAGED
 from forerun.params import SamplingParams
-from tests.helpers.command_line import Cli, Write
+from tests.helpers.command_line import Cli, Write, generate_request
 from tests.helpers.refusals import refused
 
 GREEDY = ("--temperature", "0", "--ignore-eos")
@@ -104,7 +104,7 @@ def test_a_variable_for_another_method_yields_to_a_flag(
     assert cli.json(*GREEDY)["method"] == "draft_model"
     monkeypatch.setenv("FORERUN_DRAFT_MODEL", cli.draft)
     result = cli.run("generate", "--model", cli.target, "--prompt", "a")
-    refused(result, "prompt_lookup_max", "'draft_model'")
+    refused(result, "--prompt-lookup-max", "'draft_model'")
     result = cli.run("generate", "--model", cli.target, "--prompt", "a", "--method", "suffix")
     refused(result, "takes no draft model")
 
@@ -121,7 +121,7 @@ def test_a_variable_for_another_policy_yields_to_a_flag(
     )
     monkeypatch.setenv("FORERUN_POLICY", "fixed")
     result = cli.run("generate", "--model", cli.target, "--prompt", "a")
-    refused(result, "longest_draft", "policy 'adaptive'")
+    refused(result, "--longest-draft", "policy 'adaptive'")
 
 
 def test_variables_hold_one_stop_string(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,16 +132,17 @@ def test_variables_hold_one_stop_string(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_field_has_a_flag_with_its_default() -> None:
-    flags = {option.name for option in generate_options()}
+    flags = {flag.name for flag in flags_of(GenerateRequest)}
     # A hook is code, which no flag can carry; the draft model's revision is not the target's.
     assert _fields(SamplingParams) - flags == {"mask"}
     assert _fields(SpeculativeConfig) - flags == {"options"}
     assert {"draft_model", "draft_revision"} <= flags
     for kind in OWN_SECTIONS.values():
         assert _fields(kind) <= flags
-    context = command.make_context("generate", [])
-    assert sampling_params(context.params) == SamplingParams()
-    choice = speculation(context, context.params, "zoo")
+    request = generate_request()
+    assert (request.sampling, USUAL) == ({}, SamplingParams())
+    assert request.speculation == SpeculativeConfig()
+    choice = choose(request.speculation, "zoo")
     assert choice.config == SpeculativeConfig(method="draft_model", model="zoo-draft")
     assert choice.note is None
 
@@ -151,7 +152,7 @@ def _fields(kind: type) -> set[str]:
 
 
 def test_defaults_are_those_of_load() -> None:
-    options = {option.name: option for option in generate_options()}
+    options = {flag.name: flag for flag in flags_of(GenerateRequest)}
     parameters = inspect.signature(load).parameters
     for name in ("model", "dtype", "device"):
         assert options[name].default == parameters[name].default

@@ -230,14 +230,16 @@ def test_the_models_own_sampling_defaults(
     content = cli.json("--config", file)
     assert (content["sampling"]["top_k"], content["sampling"]["top_p"]) == (5, 0.5)
     assert content["sampling_from_model"] == ["temperature"]
-    assert "model's defaults" in words_of(cli.generate("--prompt", "a").stderr)
+    assert "temperature 0.6, top_p 0.9 (the model's own)" in words_of(
+        cli.generate("--prompt", "a").stderr
+    )
 
 
 def test_a_model_that_is_greedy_by_itself(cli: Cli, tmp_path: Path) -> None:
     cli = with_generation_config(cli, tmp_path, do_sample=False)
     assert cli.json()["token_ids"] == cli.json("--temperature", "0")["token_ids"]
     panel = words_of(cli.generate("--prompt", "a").stderr)
-    assert "greedy (temperature 0) (the model's defaults)" in panel
+    assert "greedy (temperature 0) (the model's own)" in panel
 
 
 def test_defaults_that_are_not_allowed(cli: Cli, tmp_path: Path) -> None:

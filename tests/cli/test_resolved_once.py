@@ -64,7 +64,7 @@ def test_info(cli: Cli, seen: Counter[tuple[str, str]], monkeypatch: pytest.Monk
 
 def test_the_method_is_chosen_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command's options to the engine's parts."""
-    from forerun.cli import asked
+    from forerun.cli import generate
     from forerun.engine import resolve
 
     chosen = Counter[str]()
@@ -74,6 +74,6 @@ def test_the_method_is_chosen_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
         return choose(config, target)
 
     monkeypatch.setattr(resolve, "choose", counting)
-    monkeypatch.setattr(asked, "choose", counting)
+    monkeypatch.setattr(generate, "choose", counting)
     assert cli.generate(*GENERATE).exit_code == 0
     assert chosen == {"target": 1}

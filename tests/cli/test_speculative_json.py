@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.asked import speculation
-from forerun.cli.generate import command
 from forerun.engine.config import SpeculativeConfig
 from forerun.errors import ConfigError
-from tests.helpers.command_line import Cli, Write
+from tests.helpers.command_line import Cli, Write, generate_request
 from tests.helpers.refusals import refused
 
 
 def config(*args: str) -> SpeculativeConfig:
-    context = command.make_context("generate", list(args))
-    with context:
-        return speculation(context, context.params, "some/model").config
+    return generate_request("--model", "some/model", *args).speculation
 
 
 def asked(content: dict[str, Any]) -> tuple[str, str]:
@@ -56,9 +52,12 @@ def test_the_object_is_as_the_flags(content: dict[str, Any], flags: tuple[str, .
         ("[1]", ["[1]", '{"method": "ngram"}']),
         ("ngram", ["not JSON"]),
         ('{"methd": "ngram"}', ["methd", "'method'", "Known:", "prompt_lookup_max"]),
-        ('{"method": {"a": 1}}', ["method of --speculative-config"]),
-        ('{"num_speculative_tokens": [1, 2]}', ["num_speculative_tokens", "list"]),
-        ('{"num_speculative_tokens": "many"}', ["--num-speculative-tokens", "many"]),
+        ('{"method": {"a": 1}}', ["method is {'a': 1}", "one of"]),
+        ('{"num_speculative_tokens": [1, 2]}', ["num_speculative_tokens", "an integer"]),
+        (
+            '{"num_speculative_tokens": "many"}',
+            ["num_speculative_tokens", "'many' is not a valid integer"],
+        ),
         ('{"num_speculative_tokens": 1000}', ["num_speculative_tokens", "[1, 64]"]),
         ('{"method": "eagle"}', ["'eagle'", "Known"]),
         ("[" * 100_000, ["nested too deep"]),

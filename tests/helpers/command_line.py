@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
+import click
 from click.testing import CliRunner, Result
 
+from forerun.cli.generate import GenerateRequest
 from forerun.cli.main import application
+from forerun.cli.requests import read_given
+from forerun.flags import request_from
 
 
 class Cli:
@@ -39,3 +43,11 @@ class Write(Protocol):
     """`write(name, content)` makes a file and returns its path."""
 
     def __call__(self, name: str, content: str | bytes) -> str: ...
+
+
+def generate_request(*args: str) -> GenerateRequest:
+    """The request that `forerun generate` makes of these arguments."""
+    command = application.get_command(click.Context(application), "generate")
+    assert command is not None
+    context = command.make_context("generate", list(args))
+    return request_from(GenerateRequest, read_given(context, GenerateRequest))

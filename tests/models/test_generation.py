@@ -25,7 +25,8 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
     ),
     ({"do_sample": None, "temperature": None, "top_k": None}, {}),
     ({"do_sample": True, "min_p": 0.1, "max_length": 20, "pad_token_id": 0}, {"min_p": 0.1}),
-    ({"temperature": 1, "top_p": 1.0, "top_k": 0}, {}),
+    # A recommendation counts also where it equals our default.
+    ({"temperature": 1, "top_p": 1.0, "top_k": 0}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0}),
 ]
 
 

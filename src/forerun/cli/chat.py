@@ -1,105 +1,130 @@
-"""`forerun chat`: talk with a model."""
+"""`forerun chat`: a conversation with a model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from forerun.cli.asked import (
-    load_engine,
-    open_checkpoint,
-    sampling_params,
-    speculation,
-    with_defaults,
-)
-from forerun.cli.combinations import settle_speculation
-from forerun.cli.flags import chat_options
-from forerun.cli.options import Command, Note, method_notes
-from forerun.cli.prompt import read_messages, with_system
-from forerun.cli.quiet import quiet_libraries
+from forerun.cli.bars import bars, waiting
+from forerun.cli.output import NewOutput, visible_output
+from forerun.cli.prompt import TemplateOptions, read_messages, with_system
 from forerun.cli.session import open_session, restore
+from forerun.compression import Compression
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import ModelOptions
+from forerun.engine.resolve import Resolved, choose
+from forerun.engine.speculation_options import speculation
 from forerun.errors import ConfigError, PromptError
+from forerun.options import FileName, option, options, part
+from forerun.params import SamplingParams, sampling, settled
+from forerun.report.result import Result
 
 if TYPE_CHECKING:
     from forerun.cli.repl import Repl
-    from forerun.engine.resolve import Resolved
     from forerun.kv_cache.session_file import Session
-    from forerun.params import SamplingParams
+
+USUAL = SamplingParams(max_tokens=1024, temperature=0.7)
 
 
-@click.pass_context
-def chat(ctx: click.Context, /, **values: Any) -> int:
+@options
+class ChatRequest:
     """Talk with a model, turn by turn.
 
     What you type is a message; /help lists the commands. Ctrl-C ends an answer, Ctrl-D the
     conversation. A turn runs only its new tokens: the rest is in the cache. Messages may also come through a
     pipe, one a line.
     """
-    settle_speculation(ctx, values)
-    session = open_session(values["session"])
-    messages = _read_messages(values)
-    params = sampling_params(values)
-    quiet_libraries()
-    choice = speculation(ctx, values, values["model"]) if values["speculative"] else None
+
+    messages: FileName | None = option(
+        default=None,
+        description="A conversation to go on with: a JSON list of messages with role and content, or an "
+        "object that holds one.",
+        section="Prompt",
+    )
+    template: TemplateOptions = part(default=TemplateOptions, section="Prompt")
+    model: ModelOptions = part(
+        default=ModelOptions,
+        section="Model",
+        help={
+            "max_context": "Tokens of a conversation at most; left out, the model's context up to 4096."
+        },
+    )
+    compression: Compression = part(default=Compression, section="Cache", requires=("kv_method",))
+    session: FileName | None = option(
+        default=None,
+        description="Go on with the conversation there, if it exists, and write it at the end.",
+        section="Cache",
+    )
+    speculative: bool = option(
+        default=True, description="Draft ahead, or decode plainly.", section="Speculation"
+    )
+    speculation: SpeculativeConfig = speculation(requires=("speculative",))
+    sampling: Mapping[str, Any] = sampling(USUAL, without=("logprobs", "logprobs_mode"))
+
+
+def run(request: ChatRequest, new_output: NewOutput = visible_output) -> Result:
+    """The end of a conversation on the standard streams.
+
+    Args:
+        new_output: returns where an answer is shown as it comes.
+
+    Raises:
+        ForerunError: for a model, method or file that does not fit.
+    """
+    session, messages = open_session(request.session), _read_messages(request)
+    choice = choose(request.speculation, request.model.model) if request.speculative else None
     if choice is not None and choice.config.method == "prediction":
         raise ConfigError(
             "method 'prediction' drafts from a predicted output, which a conversation has not; use "
             "another method, such as ngram or suffix."
         )
-    return _load(ctx, values, messages, params, choice, session).run()
+    code = _load(request, messages, choice, session, new_output).run()
+    return Result(exit_code=code)
 
 
-def _read_messages(values: dict[str, Any]) -> list[dict[str, Any]]:
-    file = values["messages"]
+def _read_messages(request: ChatRequest) -> list[dict[str, Any]]:
+    file = request.messages
     if file == "-":
         raise ConfigError("--messages is -, but what is said comes from there; name a file.")
-    return with_system([] if file is None else read_messages(file), values["system"])
+    return with_system([] if file is None else read_messages(file), request.template.system)
 
 
 def _load(
-    ctx: click.Context,
-    values: dict[str, Any],
+    request: ChatRequest,
     messages: list[dict[str, Any]],
-    params: SamplingParams,
     choice: Resolved | None,
     session: Session | None,
+    new_output: NewOutput,
 ) -> Repl:
-    checkpoint = open_checkpoint(values)
-    from forerun.cli.conversation import Conversation
-    from forerun.cli.repl import Repl
-    from forerun.engine.chat import ChatTemplate
-    from forerun.engine.load import DEFAULT_CONTEXT
+    with waiting("starting"):
+        from forerun.cli.conversation import Conversation
+        from forerun.cli.repl import Repl
+        from forerun.cli.report import SingleRequest
+        from forerun.engine.chat import ChatTemplate
+        from forerun.engine.load import DEFAULT_CONTEXT
 
-    params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
-    tokenizer = checkpoint.tokenizer
+        checkpoint = request.model.open()
+    params, origins = settled(request.sampling, checkpoint.sampling_defaults, USUAL)
+    tokenizer, system = checkpoint.tokenizer, request.template.system
     template = ChatTemplate.of(tokenizer)
     if template is None:
         raise PromptError(
             f"{checkpoint.name} has no chat template (a base model), which a conversation needs; use "
             "forerun generate, or a model that has one, such as smollm2."
         )
-    conversation = Conversation(tokenizer, template, dict(values["template_var"]), messages)
-    if session is not None and values["messages"] is None:
+    variables = dict(request.template.template_var)
+    conversation = Conversation(tokenizer, template, variables, messages)
+    if session is not None and request.messages is None:
         conversation.restore(session)
-        if values["system"] is not None:
-            conversation.set_system(values["system"])
+        if system is not None:
+            conversation.set_system(system)
     # A variable that the template does not read is refused before the model is loaded.
-    conversation.prompt({"role": "user", "content": ""})
-    context = values["max_context"] or min(DEFAULT_CONTEXT, checkpoint.summary.max_context)
-    engine = load_engine(values, checkpoint, choice, max_context=context)
-    restore(engine, values["session"], session)
-    return Repl(values, engine, conversation, params, from_model)
-
-
-def _notes() -> dict[str, Note]:
-    return {title: note for title, note in method_notes().items() if title != "Method prediction"}
-
-
-command = Command(
-    "chat",
-    params=chat_options(),
-    callback=chat,
-    example='forerun chat --model smollm2 --system "You are brief."',
-    notes=_notes,
-)
+    empty = conversation.prompt({"role": "user", "content": ""})
+    context = request.model.max_context or min(DEFAULT_CONTEXT, checkpoint.summary.max_context)
+    with bars():
+        engine = request.model.load(
+            checkpoint, choice, max_context=context, compression=request.compression
+        )
+    restore(engine, request.session, session)
+    first = SingleRequest(request.model.model, engine, empty, params, origins)
+    return Repl(request, first, conversation, new_output)

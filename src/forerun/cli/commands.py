@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +91,10 @@ def command_of(name: str, row: Row) -> click.Command:
 
     @click.pass_context
     def callback(ctx: click.Context, /, **_: Any) -> int:
-        files = request_from(Files, read_given(ctx, Files))
+        asked = read_given(ctx, Files)
+        # A request may have files of its own by these names.
+        own = {name: asked.values[name] for name in asked.values if name in taken}
+        files = request_from(Files, replace(asked, values=own))
         _check_files(files)
         given = read_given(ctx, kind)
         request = request_from(kind, given)

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from forerun.cli.options import Option
-from forerun.cli.param_types import FileName
 from forerun.cli.requests import Value
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import read_text
+from forerun.flags import Flag
 
 MOST_BYTES = 2**20
 
@@ -22,7 +22,7 @@ def config_option() -> Option:
     return Option(
         "config",
         "Other",
-        type=FileName(),
+        type=Value(Flag("config", (), {"type": "string", "minLength": 1, "format": "path"}, None)),
         is_eager=True,
         expose_value=False,
         callback=_use,

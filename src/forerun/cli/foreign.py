@@ -41,9 +41,6 @@ TAKEN = {
 # llama.cpp's, which would be read as a short flag of ours with a value behind it.
 LONG_WITH_ONE_DASH = frozenset({"mg", "mm", "mu", "ngl", "ngld", "nkvo", "nocnv", "np", "ns"})
 
-# Values of `--speculative-algorithm`.
-METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
-
 # Commands of other tools, and what to use in their place.
 COMMANDS = {
     "pull": "a command that runs a model fetches it by itself: forerun generate -m Qwen/Qwen3-0.6B",

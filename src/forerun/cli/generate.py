@@ -1,105 +1,174 @@
-"""`forerun generate`: complete a prompt."""
+"""`forerun generate`: the answer to a prompt, or its completion."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
+from pydantic import Field
 
-from forerun.cli.asked import (
-    in_steps,
-    load_engine,
-    open_checkpoint,
-    sampling_params,
-    speculation,
-    with_defaults,
-)
-from forerun.cli.combinations import check_prediction, settle
-from forerun.cli.flags import generate_options
-from forerun.cli.options import Command, method_notes
-from forerun.cli.output import visible_output
+from forerun.cli.bars import bars, waiting
+from forerun.cli.output import NewOutput, Output
 from forerun.cli.prompt import (
-    EXAMPLE,
-    SentPrompt,
+    TemplateOptions,
     make_prompt,
     read_prediction,
     read_prompt,
     show_prompt,
 )
-from forerun.cli.quiet import quiet_libraries
 from forerun.cli.session import keep, keep_what_there_is, open_session, restore
-from forerun.engine.resolve import Resolved
-from forerun.params import SamplingParams
-from forerun.report.target_file import check_writable
+from forerun.compression import Compression
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import ModelOptions, in_steps
+from forerun.engine.resolve import Resolved, choose
+from forerun.engine.speculation_options import settings_of, speculation
+from forerun.errors import ConfigError
+from forerun.options import FileName, option, options, part
+from forerun.params import SamplingParams, sampling, settled
+from forerun.progress import say
+from forerun.report.result import Interrupted, Result
+from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
-    from forerun.cli.output import Output
-    from forerun.cli.report import Outcome
+    from forerun.cli.report import Outcome, SingleRequest
     from forerun.core import Hints
-    from forerun.engine.engine import Engine
     from forerun.kv_cache.session_file import Session
     from forerun.measure.paired import Run
 
 DEFECT_FOUND = 1
+USUAL = SamplingParams()
 
 
-@click.pass_context
-def generate(ctx: click.Context, /, **values: Any) -> int:
+@options
+class GenerateRequest:
     """Answer PROMPT, or complete it, with the model's own text, drafted ahead and verified.
 
     A model with a chat template answers; others, and all with --raw, go on from the text. Standard
     output carries the text alone, or one JSON object; everything else goes to standard error.
     """
-    settle(ctx, values)
-    if values["html"] is not None:
-        check_writable("--html", values["html"])
-    content = read_prompt(values)
-    prediction = read_prediction(values["prediction_file"])
-    params = sampling_params(values)
-    quiet_libraries()
-    choice = None
-    if values["speculative"]:
-        choice = speculation(ctx, values, values["model"])
-        check_prediction(choice.config, values["prediction_file"])
-    session = open_session(values["session"])
-    request = _load(ctx, values, content, params, choice, session)
-    from forerun.core import Hints
 
-    output = choose_output(values["json"])
-    if values["html"] is not None:
-        output = _with_page(output, values["html"])
-    output.prompt(_shown(content), apart=request.prompt.template)
-    run = _compare if values["compare"] else _complete
-    return run(values, request, Hints(prediction=prediction), output)
+    prompt: str | None = option(
+        default=None,
+        description="PROMPT as an option.",
+        section="Prompt",
+        argument=True,
+        excludes=("prompt_file", "messages"),
+    )
+    prompt_file: FileName | None = option(
+        default=None,
+        description="A UTF-8 file that holds it; - is standard input, as is leaving both out.",
+        excludes=("messages",),
+    )
+    messages: FileName | None = Field(
+        default=None,
+        description="A conversation to answer (- is standard input): a JSON list of messages with role and "
+        "content, or an object that holds one.",
+    )
+    raw: bool = option(
+        default=False,
+        description="Send the text as it is, without the model's chat template.",
+        excludes=("messages", "system", "template_var"),
+    )
+    template: TemplateOptions = part(default=TemplateOptions, section="Prompt")
+    model: ModelOptions = part(default=ModelOptions, section="Model")
+    compression: Compression = part(default=Compression, section="Cache", requires=("kv_method",))
+    session: FileName | None = option(
+        default=None,
+        description="Read what a prompt shares with an earlier one from there, if it exists, and write it at "
+        "the end.",
+        section="Cache",
+        excludes=("compare",),
+    )
+    speculative: bool = option(
+        default=True, description="Draft ahead, or decode plainly.", section="Speculation"
+    )
+    speculation: SpeculativeConfig = speculation(requires=("speculative",))
+    prediction_file: FileName | None = option(
+        default=None,
+        description="A UTF-8 file with the output that is expected, for method prediction.",
+        section="Method prediction",
+        requires=("speculative",),
+    )
+    sampling: Mapping[str, Any] = sampling(USUAL)
+    compare: bool = option(
+        default=False,
+        description="Decode plainly too; same text? how fast?",
+        section="Comparison",
+        requires=("speculative",),
+    )
+    compare_rounds: int = option(
+        default=3,
+        ge=1,
+        le=10**6,
+        description="Pairs of timed runs for --compare.",
+        requires=("compare",),
+    )
+    show_rounds: bool = option(
+        default=False,
+        description="Show every round: what was drafted, with p, q and the uniform of every test, and "
+        "emitted.",
+        section="Other",
+        requires=("speculative",),
+        excludes=("compare",),
+    )
+    html: FileName | None = Field(
+        default=None,
+        description="Write a page there too: tokens by origin, the draft where the pointer is.",
+    )
 
 
-@dataclass(frozen=True)
-class SingleRequest:
-    """A request of the command, ready to run.
+def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
+    """The text, and how it came.
 
     Args:
-        engine: with room for this request and no more.
-        prompt: as it is sent.
-        params: the options over the model's own defaults.
-        from_model: names of parameters that the latter set.
+        new_output: returns where the text is shown as it comes.
+
+    Raises:
+        ForerunError: for a model, method, prompt or file that does not fit.
+        Interrupted: with the text until then.
     """
+    output, config = new_output(), request.speculation
+    if request.sampling.get("logprobs") is not None and not output.takes_logprobs:
+        raise ConfigError("--logprobs are part of the JSON object; add --json.")
+    if request.html is not None:
+        check_writable("--html", request.html)
+    content = read_prompt(request.prompt, request.prompt_file, request.messages)
+    prediction = read_prediction(request.prediction_file)
+    choice = choose(config, request.model.model) if request.speculative else None
+    if choice is not None:
+        _check_options(choice.config, request.prediction_file)
+    single = _load(request, content, choice, open_session(request.session))
+    from forerun.core import Hints
 
-    engine: Engine
-    prompt: SentPrompt
-    params: SamplingParams
-    from_model: tuple[str, ...]
+    output.prompt(single.shown, apart=single.prompt.template)
+    follow = _compare if request.compare else _complete
+    return _result(request, follow(request, single, Hints(prediction=prediction), output))
 
-    def outcome(self, values: dict[str, Any], run: Run, **more: Any) -> Outcome:
-        """What is shown of a run."""
-        from forerun.cli.report import Outcome
 
-        settings = {"params": self.params, "from_model": self.from_model, **more}
-        return Outcome(values["model"], self.prompt, self.engine, run, **settings)
+def _check_options(config: SpeculativeConfig, prediction_file: str | None) -> None:
+    """Refuse options of methods that one request has no use for, and a prediction that is missing.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if "suffix_store_tokens" in config.options:
+        raise ConfigError(
+            "suffix_store_tokens keeps outputs for later requests, and one run has none; "
+            "leave it out, or use --corpus with earlier answers, or forerun chat."
+        )
+    if prediction_file is not None and not any(one.reads_predictions for one in config.drafters):
+        raise ConfigError(
+            f"--prediction-file is not read by method {config.method!r}; "
+            "leave it out or use --method prediction."
+        )
+    if prediction_file is None and config.method == "prediction":
+        raise ConfigError(
+            "method 'prediction' drafts from a predicted output; add --prediction-file."
+        )
 
 
 def _shown(content: str | list[dict[str, Any]]) -> str:
-    """What of a prompt stands before the answer: of a conversation its last message."""
+    """Text that stands before the answer: the prompt, or the last message of a conversation."""
     if isinstance(content, str):
         return content
     from forerun.engine.chat import text_of
@@ -108,117 +177,131 @@ def _shown(content: str | list[dict[str, Any]]) -> str:
 
 
 def _load(
-    ctx: click.Context,
-    values: dict[str, Any],
+    request: GenerateRequest,
     content: str | list[dict[str, Any]],
-    params: SamplingParams,
     choice: Resolved | None,
     session: Session | None,
 ) -> SingleRequest:
-    checkpoint = open_checkpoint(values)
-    params, from_model = with_defaults(ctx, params, checkpoint.sampling_defaults)
-    prompt = make_prompt(checkpoint, content, values)
-    if values["show_prompt"]:
+    """A request ready to run, on an engine with room for it and no more."""
+    with waiting("starting"):
+        from forerun.cli.report import SingleRequest
+
+        checkpoint = request.model.open()
+    params, origins = settled(request.sampling, checkpoint.sampling_defaults, USUAL)
+    prompt = make_prompt(checkpoint, content, request.template, raw=request.raw)
+    if request.template.show_prompt:
         show_prompt(prompt)
     assert params.max_tokens is not None
     held = 0 if session is None else len(session.token_ids) + 1
     needed = in_steps(max(len(prompt.token_ids) + params.max_tokens, held))
-    context = values["max_context"] or min(needed, checkpoint.summary.max_context)
-    engine = load_engine(values, checkpoint, choice, max_context=context)
-    restore(engine, values["session"], session)
-    return SingleRequest(engine, prompt, params, from_model)
+    context = request.model.max_context or min(needed, checkpoint.summary.max_context)
+    with bars():
+        engine = request.model.load(
+            checkpoint, choice, max_context=context, compression=request.compression
+        )
+    restore(engine, request.session, session)
+    shown = _shown(content)
+    return SingleRequest(request.model.model, engine, prompt, params, origins, shown).seeded()
 
 
-def _say_how(values: dict[str, Any], prompt: SentPrompt) -> None:
+def _say_how(request: GenerateRequest, single: SingleRequest) -> None:
     """Say that the prompt went around a template that is not there."""
-    if not prompt.template and not values["raw"]:
+    if not single.prompt.template and not request.raw:
         text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
-        click.echo(f"forerun: {values['model']} {text}", err=True)
+        say(f"{single.model} {text}")
 
 
-def choose_output(as_json: bool) -> Output:
-    """Where results go: a terminal, a pipe, or one object."""
-    if as_json:
-        from forerun.cli.report import JsonOutput
-
-        return JsonOutput()
-    return visible_output()
-
-
-def _with_page(output: Output, file: str) -> Output:
-    from forerun.cli.page import PageOutput
-
-    return PageOutput(output, file)
-
-
-def _complete(values: dict[str, Any], request: SingleRequest, hints: Hints, output: Output) -> int:
-    from forerun.cli.report import Round
+def _complete(
+    request: GenerateRequest, single: SingleRequest, hints: Hints, output: Output
+) -> Outcome:
+    from forerun.cli.report import Outcome, Round
     from forerun.measure.paired import Run
 
-    engine, prompt_ids = request.engine, request.prompt.token_ids
+    engine, prompt_ids = single.engine, single.prompt.token_ids
     # The plain loop keeps nothing for a session.
-    if values["speculative"] or values["session"] is not None:
-        run = Run(engine.stream(prompt_ids, request.params, hints=hints))
+    if request.speculative or request.session is not None:
+        run = Run(engine.stream(prompt_ids, single.params, hints=hints))
     else:
-        run = Run(engine.stream_plain(prompt_ids, request.params))
-    _say_how(values, request.prompt)
-    rounds: list[Round] | None = [] if values["show_rounds"] else None
+        run = Run(engine.stream_plain(prompt_ids, single.params))
+    _say_how(request, single)
+    rounds: list[Round] | None = [] if request.show_rounds else None
     if rounds is not None:
         engine.explain_rounds(lambda _, *round_: rounds.append(Round.of(*round_)))
-    outcome = request.outcome(values, run, rounds=rounds)
-    output.start(legend=values["speculative"])
+    outcome = Outcome(single, run, rounds=rounds)
+    output.start(legend=request.speculative)
     try:
         run.follow(output.event)
     except BaseException as stopped:
         run.stream.close()
         try:
             if isinstance(stopped, KeyboardInterrupt):
-                output.finish(outcome)
+                _finish(request, outcome, output)
         finally:
-            keep_what_there_is(engine, values["session"])
+            keep_what_there_is(engine, request.session)
+        if isinstance(stopped, KeyboardInterrupt):
+            raise Interrupted(_result(request, outcome)) from None
         raise
     try:
-        output.finish(outcome)
+        _finish(request, outcome, output)
     finally:
-        keep(engine, values["session"])
-    return 0
+        keep(engine, request.session)
+    return outcome
 
 
-def _compare(values: dict[str, Any], request: SingleRequest, hints: Hints, output: Output) -> int:
-    from forerun.measure.attribution import DEFECT
+def _compare(
+    request: GenerateRequest, single: SingleRequest, hints: Hints, output: Output
+) -> Outcome:
+    from forerun.cli.report import Outcome
     from forerun.measure.paired import compare
 
     started: list[Run] = []
-    _say_how(values, request.prompt)
+    _say_how(request, single)
 
     def begin(label: str, run: Run) -> None:
         # An interruption shows what there is so far.
         started.append(run)
         output.begin(label, run)
 
-    pairs, prompt_ids = values["compare_rounds"], request.prompt.token_ids
+    pairs, prompt_ids = request.compare_rounds, single.prompt.token_ids
     try:
         comparison = compare(
-            request.engine, prompt_ids, request.params, pairs, hints=hints, begin=begin
+            single.engine, prompt_ids, single.params, pairs, hints=hints, begin=begin
         )
     except KeyboardInterrupt:
-        if started:
-            started[-1].stream.close()
-            # The first speculative run of the full length, or what there is of the warm-up.
-            shown = started[2] if len(started) > 2 else started[0]
-            output.finish(request.outcome(values, shown))
-        raise
+        if not started:
+            raise
+        started[-1].stream.close()
+        # The first speculative run of the full length, or what there is of the warm-up.
+        outcome = Outcome(single, started[2] if len(started) > 2 else started[0])
+        _finish(request, outcome, output)
+        raise Interrupted(_result(request, outcome)) from None
     output.start()
-    shown = comparison.shown.speculative
-    output.finish(request.outcome(values, shown, comparison=comparison))
-    difference = comparison.difference
-    return DEFECT_FOUND if difference and difference.explanation == DEFECT else 0
+    outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)
+    _finish(request, outcome, output)
+    return outcome
 
 
-command = Command(
-    "generate",
-    params=generate_options(),
-    callback=generate,
-    example=EXAMPLE,
-    notes=method_notes,
-)
+def _finish(request: GenerateRequest, outcome: Outcome, output: Output) -> None:
+    """Show the end, and write the page that is asked for."""
+    output.finish(outcome)
+    if request.html is not None:
+        from forerun.engine.html import page
+
+        completion, title = outcome.run.completion, f"forerun: {outcome.request.model}"
+        apart = "\n\n" if outcome.request.prompt.template else ""
+        text = page(completion, outcome.request.shown + apart, title)
+        write_file("page", request.html, text)
+
+
+def _result(request: GenerateRequest, outcome: Outcome) -> Result:
+    from forerun.cli.report import report
+    from forerun.measure.attribution import DEFECT
+
+    engine, comparison = outcome.request.engine, outcome.comparison
+    difference = comparison.difference if comparison else None
+    return Result(
+        settings=settings_of(engine.config) if request.speculative else {},
+        content=report(outcome),
+        exit_code=DEFECT_FOUND if difference and difference.explanation == DEFECT else 0,
+        device=engine.target.device,
+    )

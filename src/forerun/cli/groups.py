@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,9 +10,8 @@ import click
 from forerun.cli.commands import Group, Row, command_of
 from forerun.cli.foreign import COMMANDS
 
-CommandTable = Mapping[str, tuple[str, str] | Row | Group]
-"""By name, of one word or two: the module whose `command` it is, or whose `command_for` makes it of what
-follows a colon, and a line for the help."""
+CommandTable = Mapping[str, Row | Group]
+"""Commands by name, of one word or two."""
 
 
 class LazyGroup(click.Group):
@@ -36,12 +34,7 @@ class LazyGroup(click.Group):
         row = self.table[cmd_name]
         if isinstance(row, Group):
             return LazyGroup(cmd_name, row.rows, help=row.text)
-        if isinstance(row, Row) and row.example:
-            return command_of(cmd_name, row)
-        name, _, kind = row[0].partition(":")
-        module: Any = importlib.import_module(name)
-        command: click.Command = module.command_for(kind) if kind else module.command
-        return command
+        return command_of(cmd_name, row)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; `help COMMAND` is `COMMAND --help`."""
@@ -61,13 +54,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, _about(self.table[name])) for name in self.list_commands(ctx)]
-            )
-
-
-def _about(row: tuple[str, str] | Row | Group) -> str:
-    return row.about if isinstance(row, (Row, Group)) else row[1]
+            formatter.write_dl([(name, self.table[name].about) for name in self.list_commands(ctx)])
 
 
 def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Command]]:

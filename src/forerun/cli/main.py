@@ -15,7 +15,8 @@ from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.commands import Group, Row
 from forerun.cli.groups import LazyGroup
-from forerun.cli.options import method_notes
+from forerun.cli.options import chat_notes, method_notes
+from forerun.cli.prompt import EXAMPLE
 from forerun.errors import ForerunError
 from forerun.progress import heard_by
 
@@ -71,7 +72,7 @@ TRAIN = {
         )
     },
 }
-COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
+COMMANDS: dict[str, Row | Group] = {
     "bench": Row(
         "forerun.bench.request",
         "Which drafter pays for your model and prompts, and how much.",
@@ -86,7 +87,14 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         assumed="all methods of eviction, with {model}",
         files=("plot",),
     ),
-    "chat": ("forerun.cli.chat", "Talk with a model; each turn runs only its new tokens."),
+    "chat": Row(
+        "forerun.cli.chat",
+        "Talk with a model; each turn runs only its new tokens.",
+        example='forerun chat --model smollm2 --system "You are brief."',
+        live=True,
+        json=False,
+        notes=chat_notes,
+    ),
     "check": Row(
         "forerun.export.requests:check",
         "Does a trained head load in other engines, and draft as trained?",
@@ -109,7 +117,13 @@ COMMANDS: dict[str, tuple[str, str] | Row | Group] = {
         "Write a trained head as other engines load it.",
         example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
     ),
-    "generate": ("forerun.cli.generate", "Answer or complete a prompt: the model's own text."),
+    "generate": Row(
+        "forerun.cli.generate",
+        "Answer or complete a prompt: the model's own text.",
+        example=EXAMPLE,
+        live=True,
+        notes=method_notes,
+    ),
     "info": Row(
         "forerun.cli.info",
         "What a model is, what it needs and what would draft for it.",

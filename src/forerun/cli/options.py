@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from forerun.cli.completion import completion
 from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
-from forerun.cli.param_types import Whole
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.flags import flags_of
@@ -39,10 +37,6 @@ class Option(click.Option):
     def __init__(self, name: str, section: str, *, off: bool = False, **settings: Any) -> None:
         flag = name.replace("_", "-")
         settings.setdefault("show_default", True)
-        if isinstance(settings.get("type"), click.IntRange):
-            settings.setdefault("metavar", "INTEGER")
-        if isinstance(settings.get("type"), Whole):
-            settings.setdefault("shell_complete", completion(name))
         flags = [f"--{flag}/--no-{flag}" if off else f"--{flag}"]
         super().__init__(
             [*([SHORT[name]] if name in SHORT else []), *flags, name],
@@ -165,6 +159,11 @@ def method_notes() -> dict[str, Note]:
     return notes
 
 
+def chat_notes() -> dict[str, Note]:
+    """Texts on the methods that a conversation can use."""
+    return {title: note for title, note in method_notes().items() if title != "Method prediction"}
+
+
 def _rows(kind: type) -> list[tuple[str, str]]:
     """Options without flags of their own, as the help shows them."""
     from forerun.cli.requests import Value
@@ -186,23 +185,6 @@ def warn(text: str) -> None:
 def given(ctx: click.Context, name: str) -> bool:
     """Whether an option has a value that is not its default."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def stronger(ctx: click.Context, name: str, other: str) -> str:
-    """The name that counts of two options that exclude each other and are both given: a flag beats a
-    variable, and a variable the file.
-
-    Raises:
-        ConfigError: when they come from the same source.
-    """
-    first, second = ctx.get_parameter_source(name), ctx.get_parameter_source(other)
-    assert first is not None
-    assert second is not None
-    if first is second:
-        raise ConfigError(
-            f"{flag_of(ctx, name)} and {flag_of(ctx, other)} exclude each other; leave one out."
-        )
-    return name if first < second else other
 
 
 def flag_of(ctx: click.Context, name: str) -> str:

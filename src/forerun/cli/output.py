@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Output that shows nothing; subclasses show a text and how it came."""
+    """Output that shows nothing; subclasses show a text and how it came.
+
+    Attributes:
+        takes_logprobs: whether log probabilities reach who asks for them.
+    """
+
+    takes_logprobs = True
 
     def prompt(self, text: str, *, apart: bool = False) -> None:
         """Take the prompt, to be shown by `start`.

@@ -39,15 +39,15 @@ _ENDS = {
 
 def summary(outcome: Outcome) -> Panel:
     """The panel; it fits 80 columns."""
-    stats, run = outcome.run.completion.stats, outcome.run
+    stats, run, request = outcome.run.completion.stats, outcome.run, outcome.request
+    engine = request.engine
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("model", outcome.model)
-    table.add_row("drafter", _drafter(outcome.engine.config))
-    table.add_row("prompt", "by the chat template" if outcome.prompt.template else "as it is: raw")
-    if outcome.params is not None:
-        table.add_row("sampling", in_words(outcome.params, outcome.from_model))
+    table.add_row("model", request.model)
+    table.add_row("drafter", _drafter(engine.config))
+    table.add_row("prompt", "by the chat template" if request.prompt.template else "as it is: raw")
+    table.add_row("sampling", in_words(request.params, request.origins))
     reason = outcome.finish_reason
     table.add_row("ended by", f"{reason}: {_ENDS[FinishReason(reason)]}")
     table.add_row("tokens", f"{stats.num_emitted_tokens} after {stats.prompt_tokens} of prompt")
@@ -56,8 +56,8 @@ def summary(outcome: Outcome) -> Panel:
         f"{_number(run.tokens_per_second, 1)} tokens/s "
         f"(decoding alone {_number(stats.tokens_per_second, 1)})",
     )
-    table.add_row("drafted", drafting(stats, outcome.engine))
-    policy = outcome.engine.policy
+    table.add_row("drafted", drafting(stats, engine))
+    policy = engine.policy
     if policy is not None:
         if (decided := policy.in_words()) is not None:
             table.add_row(f"policy {policy.name}", decided)
@@ -65,11 +65,11 @@ def summary(outcome: Outcome) -> Panel:
             table.add_row("given up", "\n".join(given_up))
     table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))
     if stats.num_drafts:
-        _add_acceptance(table, stats, trees=_drafts_trees(outcome.engine))
+        _add_acceptance(table, stats, trees=_drafts_trees(engine))
     table.add_row("time", _stages(stats))
     if outcome.comparison is not None:
         _add_comparison(table, outcome.comparison)
-    table.add_row("exactness", str(outcome.engine.exactness))
+    table.add_row("exactness", str(engine.exactness))
     return Panel(table, expand=False)
 
 

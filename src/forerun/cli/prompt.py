@@ -1,4 +1,4 @@
-"""What the model is to go on from: where it is read, and the prompt that is made of it."""
+"""Prompts: where their texts are read, and how a template makes one of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import Field
 
-from forerun.cli.options import warn
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_stdin, read_text
+from forerun.options import options
+from forerun.progress import say
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint
@@ -34,16 +36,36 @@ class SentPrompt:
     template: bool
 
 
-def read_prompt(values: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    """The text or the messages that the options name; `-` is standard input, as is no option at all.
+@options
+class TemplateOptions:
+    """How messages become a prompt."""
+
+    system: str | None = Field(default=None, description="A system message before the others.")
+    template_var: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="A variable of the chat template, such as enable_thinking=false.",
+    )
+    show_prompt: bool = Field(
+        default=False, description="Show the prompt as it was sent, on standard error."
+    )
+
+
+def read_prompt(
+    text: str | None, file: str | None, messages: str | None
+) -> str | list[dict[str, Any]]:
+    """The text or the messages that are given; `-` is standard input, as is nothing at all.
+
+    Args:
+        text: the prompt.
+        file: a file that holds it.
+        messages: a file that holds a conversation.
 
     Raises:
         PromptError: for a prompt that is missing, empty, too long or not text, and for invalid
             messages.
     """
-    if values["messages"] is not None:
-        return read_messages(values["messages"])
-    text, file = values["prompt"], values["prompt_file"]
+    if messages is not None:
+        return read_messages(messages)
     if text is None:
         if file is None and (sys.stdin is None or sys.stdin.isatty()):
             raise PromptError(
@@ -53,7 +75,7 @@ def read_prompt(values: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         text = _read(file or "-", "prompt file")
     if not text:
         raise PromptError("the prompt is empty; give at least one character to go on from.")
-    return str(text)
+    return text
 
 
 def read_messages(file: str) -> list[dict[str, Any]]:
@@ -97,9 +119,13 @@ def read_prediction(file: str | None) -> str:
 
 
 def make_prompt(
-    checkpoint: Checkpoint, content: str | list[dict[str, Any]], values: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    content: str | list[dict[str, Any]],
+    options: TemplateOptions,
+    *,
+    raw: bool = False,
 ) -> SentPrompt:
-    """The prompt in the tokenizer's chat template; as it is without one, or with `--raw`.
+    """The prompt in the tokenizer's chat template; as it is without one, or if it is to be raw.
 
     Raises:
         PromptError: for messages that the template refuses, and for messages without a template.
@@ -108,18 +134,23 @@ def make_prompt(
     from forerun.engine.chat import ChatTemplate, encode_text
 
     tokenizer = checkpoint.tokenizer
-    template = None if values["raw"] else ChatTemplate.of(tokenizer)
+    template = None if raw else ChatTemplate.of(tokenizer)
     if template is not None:
-        variables = dict(values["template_var"] or ())
-        messages = with_system(content, values["system"])
+        variables = dict(options.template_var)
+        messages = with_system(content, options.system)
         _warn_of_special_tokens(tokenizer, content)
         text = template.render(messages, variables)
         return SentPrompt(text, template.encode(messages, variables), template=True)
-    for name in ("messages", "system", "template_var"):
-        if values[name]:
+    needing = {
+        "messages": not isinstance(content, str),
+        "system": options.system,
+        "template-var": options.template_var,
+    }
+    for name, given in needing.items():
+        if given:
             raise PromptError(
-                f"--{name.replace('_', '-')} needs a chat template, and {checkpoint.name} has none (a "
-                "base model); leave it out and give the whole prompt as text."
+                f"--{name} needs a chat template, and {checkpoint.name} has none (a base model); leave it "
+                "out and give the whole prompt as text."
             )
     assert isinstance(content, str)
     return SentPrompt(content, encode_text(tokenizer, content), template=False)
@@ -147,9 +178,9 @@ def with_system(content: str | list[dict[str, Any]], system: str | None) -> list
 def _warn_of_special_tokens(tokenizer: Any, content: str | list[dict[str, Any]]) -> None:
     tokens = [token for token in tokenizer.all_special_tokens if token in content]
     if isinstance(content, str) and tokens:
-        warn(
-            f"the prompt holds {tokens[0]}, and is put into the chat template; if it has been through "
-            "one already, add --raw."
+        say(
+            f"warning: the prompt holds {tokens[0]}, and is put into the chat template; if it has been "
+            "through one already, add --raw."
         )
 
 

@@ -7,27 +7,29 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.generate import SingleRequest
-from forerun.cli.output import visible_output
+from forerun.cli.output import NewOutput
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
+from forerun.cli.report import Outcome, SingleRequest
 from forerun.cli.session import keep
 from forerun.cli.styles import coloured
 from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
-from forerun.engine.engine import Engine
 from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text
 from forerun.flags import flags_of, read_value
 from forerun.measure.paired import Run
 from forerun.params import SamplingParams
 from forerun.report.target_file import check_writable
+
+if TYPE_CHECKING:
+    from forerun.cli.chat import ChatRequest
 
 WRONG_USE = 2
 MARK = "> "
@@ -50,24 +52,22 @@ class Repl:
     """A conversation with a model, from a terminal or a pipe.
 
     Args:
-        values: of the command's options.
-        engine: with room for one request.
+        request: of the command.
+        single: model, engine with room for one request, and sampling parameters of all answers.
         conversation: to go on with; a last message of the user's is answered first.
-        params: of all answers.
-        from_model: names of those parameters that the model's own defaults set.
+        new_output: returns where an answer is shown as it comes.
     """
 
     def __init__(
         self,
-        values: dict[str, Any],
-        engine: Engine,
+        request: ChatRequest,
+        single: SingleRequest,
         conversation: Conversation,
-        params: SamplingParams,
-        from_model: tuple[str, ...],
+        new_output: NewOutput,
     ) -> None:
-        self._values, self._engine, self._conversation = values, engine, conversation
-        self._params, self._from_model = params, from_model
-        self._last: tuple[SingleRequest, Run] | None = None
+        self._request, self._single, self._conversation = request, single, conversation
+        self._engine, self._new_output = single.engine, new_output
+        self._last: Outcome | None = None
         self._said: set[str] = set()
         self._code = 0
         self._in_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -86,11 +86,11 @@ class Repl:
         try:
             return self._talk()
         finally:
-            if self._last is not None and self._last[1].completion.token_ids:
-                keep(self._engine, self._values["session"], self._conversation.notes)
+            if self._last is not None and self._last.run.completion.token_ids:
+                keep(self._engine, self._request.session, self._conversation.notes)
 
     def _talk(self) -> int:
-        """The same, but for the session."""
+        """Read and answer until the input ends; the exit code."""
         self._open()
         interrupted = False
         while True:
@@ -118,8 +118,8 @@ class Repl:
 
                 # Python switches it off; a pasted text of several lines would be as many messages.
                 readline.parse_and_bind("set enable-bracketed-paste on")
-            _say(f"{self._values['model']} listens; /help lists the commands, Ctrl-D ends")
-        visible_output().start(legend=self._values["speculative"])
+            _say(f"{self._single.model} listens; /help lists the commands, Ctrl-D ends")
+        self._new_output().start(legend=self._request.speculative)
         messages = self._conversation.messages
         if messages and messages[-1]["role"] == "user":
             self._answer(messages.pop())
@@ -184,11 +184,12 @@ class Repl:
         while (over := len(prompt.token_ids) + 1 - self._engine.max_context) > 0:
             self._make_room(question, over)
             prompt = self._conversation.prompt(question)
-        if self._values["show_prompt"]:
+        if self._request.template.show_prompt:
             show_prompt(prompt)
-        run = Run(self._engine.stream(prompt.token_ids, self._params))
-        output = visible_output()
-        self._last = SingleRequest(self._engine, prompt, self._params, self._from_model), run
+        single = replace(self._single, prompt=prompt).seeded()
+        run = Run(self._engine.stream(prompt.token_ids, single.params))
+        output = self._new_output()
+        self._last = Outcome(single, run)
         try:
             run.follow(output.event)
         except KeyboardInterrupt:
@@ -212,12 +213,11 @@ class Repl:
     def _keep(self, question: dict[str, Any]) -> None:
         """Remember the last answer, or what there is of it."""
         assert self._last is not None
-        job, run = self._last
-        completion = run.completion
+        completion = self._last.run.completion
         if not completion.token_ids:
             _say("ended before the first token; the question is dropped")
             return
-        self._conversation.keep(question, job.prompt, completion)
+        self._conversation.keep(question, self._last.request.prompt, completion)
         if completion.finish_reason == FinishReason.LENGTH:
             count = len(completion.token_ids)
             _say(f"cut after {count} tokens; --max-tokens and --max-context allow more")
@@ -260,8 +260,10 @@ class Repl:
             value = read_value(flags[name], value.strip())
         except ValueError as error:
             raise PromptError(f"/set {name}: {error}.") from error
-        self._params = replace(self._params, **{name: value})
-        self._from_model = tuple(known for known in self._from_model if known != name)
+        single = self._single
+        origins = {known: single.origins[known] for known in single.origins if known != name}
+        params = replace(single.params, **{name: value})
+        self._single = replace(single, params=params, origins=origins)
         _say(f"{name} is {value}")
 
     def _drop(self, _: str) -> None:
@@ -272,10 +274,8 @@ class Repl:
     def _stats(self, _: str) -> None:
         if self._last is None:
             raise PromptError("there is no answer yet.")
-        job, run = self._last
-        outcome = job.outcome(self._values, run)
-        PlainOutput().stderr.print(summary(outcome))
-        stats = run.completion.stats
+        PlainOutput().stderr.print(summary(self._last))
+        stats = self._last.run.completion.stats
         new = stats.prompt_tokens - stats.num_cached_tokens
         total = self._engine.stats
         _say(

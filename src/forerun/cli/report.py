@@ -1,21 +1,20 @@
-"""The result of `forerun generate` as one JSON object."""
+"""Outcome of `forerun generate`, and the JSON object of it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from forerun.cli.commands import print_json
-from forerun.cli.output import Output
 from forerun.cli.prompt import SentPrompt
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.requests import TokenLogprob
 from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
-from forerun.params import SamplingParams
-from forerun.report.machine import made_with
+from forerun.params import MODELS_OWN, SamplingParams
+from forerun.randomness import fresh_seed
 from forerun.verification.explain import Explanation, Top
 
 
@@ -51,57 +50,70 @@ class Round:
 
 
 @dataclass(frozen=True)
+class SingleRequest:
+    """A request of the command, ready to run.
+
+    Args:
+        model: as the user named it.
+        engine: with room for this request and no more.
+        prompt: as it is sent.
+        params: sampling parameters.
+        origins: origin of those that were not given, by name.
+        shown: text that stands before the answer.
+    """
+
+    model: str
+    engine: Engine
+    prompt: SentPrompt
+    params: SamplingParams
+    origins: Mapping[str, str]
+    shown: str = ""
+
+    def seeded(self) -> SingleRequest:
+        """The request with a seed, drawn if none was given, so that the run can be repeated."""
+        if self.params.greedy or self.params.seed is not None:
+            return self
+        params = replace(self.params, seed=fresh_seed() % 2**32)
+        return replace(self, params=params, origins={**self.origins, "seed": "drawn"})
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The outcome of the command, complete or interrupted.
 
     Args:
-        model: as the user named it.
-        prompt: as it was sent.
-        engine: that ran it.
+        request: the request.
         run: the run whose text is shown.
-        comparison: with plain decoding; None if not asked for, or interrupted.
-        rounds: of the run; None if not asked for.
-        params: how its tokens were drawn.
-        from_model: names of those parameters that the model's own defaults set.
+        comparison: comparison with plain decoding; None if not asked for, or interrupted.
+        rounds: rounds of the run; None if not asked for.
     """
 
-    model: str
-    prompt: SentPrompt
-    engine: Engine
+    request: SingleRequest
     run: Run
     comparison: Comparison | None = None
     rounds: list[Round] | None = None
-    params: SamplingParams | None = None
-    from_model: tuple[str, ...] = ()
 
     @property
     def finish_reason(self) -> str:
         return self.run.completion.finish_reason or FinishReason.CANCELLED
 
 
-class JsonOutput(Output):
-    """Prints one object at the end, and nothing before."""
-
-    def finish(self, outcome: Outcome) -> None:
-        print_json(report(outcome))
-
-
 def report(outcome: Outcome) -> dict[str, Any]:
-    """The object; a comparison adds `plain`, `speedup` and their details."""
-    engine, completion = outcome.engine, outcome.run.completion
+    """The JSON object; a comparison adds `plain`, `speedup` and their details."""
+    request, completion = outcome.request, outcome.run.completion
+    engine = request.engine
     content = {
-        **made_with(engine.target.device),
-        "model": outcome.model,
+        "model": request.model,
         "draft_model": engine.config.model,
         "method": engine.config.method,
         "exactness": engine.exactness,
         "dtype": engine.target.precision,
         "kv_dtype": getattr(engine.target, "kv_dtype", "auto"),
         "draft_dtype": _draft_dtype(engine),
-        "template": outcome.prompt.template,
-        "prompt": outcome.prompt.text,
+        "template": request.prompt.template,
+        "prompt": request.prompt.text,
         "prompt_tokens": len(completion.prompt_ids),
-        **({} if outcome.params is None else _of_sampling(outcome.params, outcome.from_model)),
+        **_of_sampling(request.params, request.origins),
         **_of_run(outcome.run),
         "origins": list(completion.origins),
         "finish_reason": outcome.finish_reason,
@@ -123,10 +135,11 @@ def report(outcome: Outcome) -> dict[str, Any]:
     return content
 
 
-def _of_sampling(params: SamplingParams, from_model: tuple[str, ...]) -> dict[str, Any]:
+def _of_sampling(params: SamplingParams, origins: Mapping[str, str]) -> dict[str, Any]:
     values = params.warp._asdict() | changes(params)
     values.pop("mask", None)
-    return {"sampling": values, "sampling_from_model": list(from_model)}
+    from_model = [name for name, origin in origins.items() if origin == MODELS_OWN]
+    return {"sampling": values, "sampling_from_model": from_model}
 
 
 def _draft_dtype(engine: Engine) -> str | None:

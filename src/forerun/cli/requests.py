@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from forerun.cli.completion import COMPLETED, PATHS, matching
-from forerun.cli.foreign import METHODS
 from forerun.cli.options import Option, flag_of
+from forerun.drafters import DRAFTERS
+from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.flags import (
     FILE,
     FLAG,
@@ -25,12 +25,37 @@ from forerun.flags import (
     joined,
     read_value,
 )
+from forerun.policies import POLICIES
 
 _SOURCES = {
     ParameterSource.COMMANDLINE: FLAG,
     ParameterSource.ENVIRONMENT: VARIABLE,
     ParameterSource.DEFAULT_MAP: FILE,
 }
+# Names of `forerun.verification.rule_names`, which loads torch.
+RULES = ("auto", "block", "coupled", "standard", "token", "traversal", "typical")
+DTYPES = ("auto", "bf16", "fp16", "fp32", "int4", "int8")
+
+
+def _models() -> list[str]:
+    return sorted({"smollm2", *KNOWN_DRAFTS, *KNOWN_DRAFTS.values()})
+
+
+# Values that a shell offers, by the name of the option; others have theirs in the schema, or none.
+COMPLETED: dict[str, Callable[[], Iterable[str]]] = {
+    "backend": lambda: ("auto", "kernels", "torch"),
+    "device": lambda: ("auto", "cpu", "cuda", "mps"),
+    "dtype": lambda: DTYPES,
+    "draft_dtype": lambda: DTYPES,
+    "draft_model": _models,
+    "method": DRAFTERS.names,
+    "model": _models,
+    "policy": POLICIES.names,
+    "rejection_sample_method": lambda: RULES,
+    "tree": lambda: ("auto",),
+}
+# Options whose value may also be a file or a directory.
+PATHS = ("model", "draft_model", "tree")
 _NAMES = {"number": "float", "object": "name=value", "string": "text", "boolean": "boolean"}
 # Of the positional form of an option.
 _ARGUMENT = "{}_argument"
@@ -50,8 +75,6 @@ class Value(click.ParamType[Any]):
         return rv.split(os.pathsep) if self.flag.is_path else [rv]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if self.flag.name == "method":
-            value = METHODS.get(value, value)
         try:
             return read_value(self.flag, value) if isinstance(value, str) else value
         except ValueError as error:
@@ -64,6 +87,11 @@ class Value(click.ParamType[Any]):
         path = self.flag.is_path or self.flag.name in PATHS
         files = [CompletionItem(incomplete, type="file")] if path else []
         return files + matching(_names_of(self.flag), incomplete)
+
+
+def matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Completions: the names that begin with what is there."""
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _names_of(flag: Flag) -> Iterable[str]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from forerun.cli.bars import waiting
-from forerun.cli.options import Option
-from forerun.cli.param_types import FileName
 from forerun.errors import ForerunError
 from forerun.files import size_text
 from forerun.report.target_file import check_writable
@@ -19,11 +17,6 @@ if TYPE_CHECKING:
     from forerun.kv_cache.session_file import Session
 
 _NONE: Mapping[str, str] = {}
-
-
-def session_option(text: str) -> Option:
-    """`--session`."""
-    return Option("session", "Cache", type=FileName(), help=text)
 
 
 def open_session(file: str | None) -> Session | None:

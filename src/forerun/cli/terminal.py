@@ -1,4 +1,4 @@
-"""The result of `forerun generate` for people: text as it comes, then a panel of statistics."""
+"""Output for people: text as it comes, then a panel of statistics."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _SHOWN_PART = 1000
 
 class PlainOutput(Output):
     """Text alone on standard output, in UTF-8; everything else on standard error."""
+
+    takes_logprobs = False
 
     def __init__(self, stdout: IO[str] | None = None, stderr: Console | None = None) -> None:
         self.stdout = stdout or sys.stdout
@@ -60,7 +62,7 @@ class PlainOutput(Output):
                 self.event(event)
         self.end(completion.text)
         if outcome.rounds is not None:
-            show_rounds(self.stderr, outcome.rounds, outcome.engine.tokenizer)
+            show_rounds(self.stderr, outcome.rounds, outcome.request.engine.tokenizer)
         self.stderr.print(summary(outcome))
 
     def end(self, text: str) -> None:

@@ -116,9 +116,8 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     own = {name: values[name] for name in _by_key() if name in values and name not in names}
     first = DRAFTERS.find(method or default_method(draft, target)).options
     own = with_method_options(values.get(_BY_NAME, ()), own, first)
-    if method is None:
-        method, own = pick_method(draft, target, own)
-    read = _read_by(method, common.get("policy", default.policy), own)
+    picked = (method, own) if method else pick_method(draft, target, own)
+    read = _read_by(*picked, common.get("policy", default.policy))
     # Options that the method does not read yield to a method from a stronger source.
     for holder in (own, common):
         for name in holder.keys() - read - (names.keys() - {"draft_sample_method"}):
@@ -128,7 +127,7 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     return replace(default, **common, options=own)
 
 
-def _read_by(method: str, policy: str, own: Mapping[str, Any]) -> set[str]:
+def _read_by(method: str, own: Mapping[str, Any], policy: str) -> set[str]:
     """Names of the options that a method and a policy read."""
     drafters = drafters_of(method, own)
     kinds = [POLICIES.find(policy).options, *(drafter.options for drafter in drafters)]

@@ -43,6 +43,7 @@ from forerun.models.sources import (
 )
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
+from forerun.models.zoo import PACKAGED, is_packaged
 
 # Models that are shared within `loading_once`, by their settings.
 _loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", default=None)
@@ -138,7 +139,9 @@ class Checkpoint:
         Raises:
             CheckpointError: for values that are not allowed.
         """
-        return self.stored.sampling_defaults()
+        # The authors' advice on a packaged model stands in no field of its file.
+        packaged = PACKAGED[self.name].sampling if is_packaged(self.name) else {}
+        return {**packaged, **self.stored.sampling_defaults()}
 
     @property
     def has_tokenizer(self) -> bool:

