@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
@@ -156,8 +156,10 @@ def test_only_what_is_trained_is_made() -> None:
 
 def test_the_shape_of_its_layer_can_be_given(tmp_path: Path) -> None:
     model, data = save_target(tmp_path / "target", "llama"), save_data(tmp_path / "data.jsonl")
-    own = {"intermediate_size": 24}
+    own = {"key_heads": 1, "intermediate_size": 24}
     run_of("eagle3", model, data, tmp_path / "head", own=own, tokens=1).run()
     files = HeadFiles.open(tmp_path / "head")
-    assert files.config["num_key_value_heads"] == files.config["num_attention_heads"]
+    assert files.config["num_key_value_heads"] == 1 < files.config["num_attention_heads"]
     assert files.tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 24
+    with pytest.raises(TrainingError, match="key_heads is 5; it must divide"):
+        run_of("eagle3", model, data, tmp_path / "other", own={"key_heads": 5})

@@ -18,6 +18,7 @@ from forerun.training.conversations import Example
 from forerun.training.drafter_run import RANKS
 from forerun.training.real_run import spread_prompts
 from forerun.training.settings import FinishSettings
+from forerun.training.untrained import take_weights
 from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
 
 KINDS = ("dspark", "eagle3", "medusa")
@@ -50,7 +51,14 @@ def test_the_head_that_was_kept_is_measured(
     own, files = run.content(), HeadFiles.open(tmp_path)
     assert files.own == own
     assert all(torch.equal(tensor, kept[name]) for name, tensor in files.tensors.items())
+    # Training goes on from its last weights.
+    saved = torch.load(state, weights_only=True)
+    assert saved["notes"]["measured"].keys() == run.report.measured.keys()
+    assert all(
+        torch.equal(tensor, torch.full_like(tensor, 0.3)) for tensor in saved["model"].values()
+    )
     # In bf16 it is nearly what it was in training.
+    take_weights(run.head, files)
     assert run.evaluate().lengths == pytest.approx(own["report"]["lengths"], abs=0.05)
     assert [tokens for tokens, _ in own["report"]["curve_by_category"]][1:] == [
         point.progress.tokens for point in run.report.curve

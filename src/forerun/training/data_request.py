@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from time import perf_counter
@@ -99,7 +100,8 @@ def data_of(model: str, threads: int | None) -> str:
         TrainingError: for a file of that name with another model's answers.
     """
     file = _file_of(model)
-    if Path(file).exists():
+    # Of several processes none writes: they would write the same.
+    if Path(file).exists() or "RANK" in os.environ:
         _refuse_other_model(file, model)
         return file
     asked = {**from_variables(DataRequest), "model": model, "threads": threads}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +23,7 @@ from forerun.files import lock, printable, reason
 from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
-from forerun.progress import say
+from forerun.progress import say, silent
 from forerun.training.acceptance import AcceptanceTable, calibrate
 from forerun.training.conversations import (
     BatchStream,
@@ -36,6 +38,7 @@ from forerun.training.eagle3 import eagle3
 from forerun.training.layer_skip import layer_skip
 from forerun.training.loop import Spent, Trainer, TrainingSettings, threads_of
 from forerun.training.medusa import medusa
+from forerun.training.processes import join
 from forerun.training.real_run import real_run, spread_prompts
 from forerun.training.result import PICTURE, TrainingReport, Validation, card_of, draw
 from forerun.training.settings import DrafterSettings, FinishSettings, HeadSettings
@@ -78,6 +81,7 @@ class DrafterRun:
 
     Attributes:
         kind: name of the method that drafts with the drafter.
+        processes: processes that train together; the first one alone writes and says something.
         report: figures of the training.
 
     Raises:
@@ -94,7 +98,7 @@ class DrafterRun:
         out: Path,
         begin_with: str | None = None,
     ) -> None:
-        self.checkpoint = Checkpoint.open(model)
+        self.processes, self.checkpoint = join(), Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
         self.kind = METHODS.get(kind, kind)
         summary = self.checkpoint.summary
@@ -130,10 +134,15 @@ class DrafterRun:
                 trains in the directory.
             CheckpointError: if the drafter cannot be written; the earlier files then stay.
         """
-        with _locked(self.out / WORK):
-            trainer = self._train(self.out / WORK / "state.pt")
-            if end is not None:
+        first, work = self.processes.first, self.out / WORK
+        turn: AbstractContextManager[object] = _locked(work) if first else silent()
+        with turn:
+            trainer = self._train(work / "state.pt")
+            if end is not None and first:
+                last = deepcopy(self.head.module.state_dict())
                 self._measure(end)
+                # Training goes on from the last weights, not from the best.
+                self.head.module.load_state_dict(last)
                 self._save(trainer)
         return self.report
 
@@ -145,6 +154,7 @@ class DrafterRun:
             state,
             recipe=self._fixed_recipe(),
             threads=self._threads,
+            processes=self.processes,
         )
         self.report.resume(trainer.notes)
         self._announce()
@@ -186,11 +196,14 @@ class DrafterRun:
     def _judge(self, trainer: Trainer) -> None:
         """Validate, and write the drafter if it is the best so far."""
         table, progress = self.evaluate(), Spent(**vars(trainer.progress))
-        point = Validation(progress, trainer.last_loss, table.lengths, table.positions)
+        # All processes go by the same figures, so they stop together.
+        figures = self.processes.from_first((table.lengths, table.positions))
+        point = Validation(progress, trainer.last_loss, *figures)
         self.report.curve.append(point)
         if self.report.best is point:
             self.report.measured.clear()
-            self.write()
+            if self.processes.first:
+                self.write()
         self._save(trainer)
         say(
             f"{progress.seconds / 60:.1f} min, {progress.tokens} tokens "

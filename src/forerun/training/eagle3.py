@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
@@ -190,12 +190,22 @@ class Eagle3Objective(Objective):
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
-    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
+
+    Raises:
+        TrainingError: if the number of key heads does not divide the number of query heads.
+    """
     layers = layer_config(target, checkpoint)
+    queries = layers["num_attention_heads"]
+    # Drafted tokens reach the state through values alone, so by default values are as wide as the state.
+    keys = own.key_heads or queries
+    if queries % keys:
+        raise TrainingError(
+            f"key_heads is {keys}; it must divide the {queries} heads of the queries."
+        )
     config = {
         **layers,
-        # Drafted tokens reach the state through values alone, so values are as wide as the state.
-        "num_key_value_heads": layers["num_attention_heads"],
+        "num_key_value_heads": keys,
         "intermediate_size": own.intermediate_size or layers["intermediate_size"],
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -20,6 +20,7 @@ from forerun.errors import TrainingError
 from forerun.files import atomic_path
 from forerun.models.cpu.threads import num_threads
 from forerun.progress import report
+from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class Trainer:
         state: file that a run resumes from.
         recipe: what the state depends on, in JSON's types.
         threads: number of threads that share the micro-batches of a step.
+        processes: processes that share the micro-batches of each step.
 
     Attributes:
         notes: what a caller needs to go on, in JSON's types; saved with the state.
@@ -138,6 +140,7 @@ class Trainer:
         *,
         recipe: Mapping[str, Any] = MappingProxyType({}),
         threads: int = 1,
+        processes: Processes = ALONE,
     ) -> None:
         self.model, self.loss, self.settings = model, loss, settings
         self.state_path, self.recipe = state, dict(recipe)
@@ -146,7 +149,8 @@ class Trainer:
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Spent()
         self.last_loss = float("nan")
-        self._threads, self._saved_at = threads, time.monotonic()
+        self._threads, self._processes = threads, processes
+        self._saved_at = time.monotonic()
         self._saved: tuple[int, dict[str, Any]] = (-1, {})
         if state.exists():
             self._load()
@@ -174,7 +178,9 @@ class Trainer:
         started = time.monotonic()
         self.progress.tokens += self._step(parts)
         self.progress.steps += 1
-        self.progress.seconds += time.monotonic() - started
+        # All processes count the same seconds, so they stop together.
+        seconds = torch.tensor(time.monotonic() - started, dtype=torch.float64)
+        self.progress.seconds += float(self._processes.sum(seconds)) / self._processes.count
         if self.progress.steps % self.settings.log_every_steps == 0:
             logger.info("loss %.4f at %s", self.last_loss, self.progress)
         if time.monotonic() - self._saved_at > self.settings.save_every_seconds:
@@ -182,19 +188,24 @@ class Trainer:
 
     def _step(self, parts: Sequence[Any]) -> int:
         """Take one step of the optimizers; returns the number of tokens used."""
-        total, weight, tokens = 0.0, 0.0, 0
+        sums = torch.zeros(3, dtype=torch.float64)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        for part, gradients in self._each(partial(self._learn, trained), parts):
-            total, weight, tokens = total + part[0], weight + part[1], tokens + part[2]
+        own = self._processes.share(parts)
+        for figures, gradients in self._each(partial(self._learn, trained), own):
+            sums += torch.tensor(figures, dtype=torch.float64)
             for parameter, gradient in zip(trained, gradients, strict=True):
                 if gradient is not None:
                     seen = parameter.grad
                     parameter.grad = gradient if seen is None else seen.add_(gradient)
+        total, weight, tokens = self._processes.sum(sums).tolist()
         self.last_loss = total / weight if weight else 0.0
         self._refuse_nonsense("loss", self.last_loss)
         for parameter in trained:
+            if parameter.grad is None and self._processes.count > 1:
+                # Another process may have a gradient here, and all must take part in every sum.
+                parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
-                parameter.grad.div_(max(weight, 1e-9))
+                parameter.grad = self._processes.sum(parameter.grad).div_(max(weight, 1e-9))
         norm = nn.utils.clip_grad_norm_(trained, self.settings.clip)
         self._refuse_nonsense("gradient's norm", float(norm))
         fraction = self.progress.fraction(self.settings)
@@ -203,7 +214,7 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        return tokens
+        return int(tokens)
 
     def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
         """Apply `work` to each micro-batch, on the process's threads, and yield the results in order."""
@@ -254,8 +265,9 @@ class Trainer:
             "progress": asdict(self.progress),
         }
         try:
-            with atomic_path(self.state_path) as temporary:
-                torch.save(state, temporary)
+            if self._processes.first:
+                with atomic_path(self.state_path) as temporary:
+                    torch.save(state, temporary)
         except (OSError, RuntimeError) as error:
             raise TrainingError(
                 f"{self.state_path} cannot be written ({error}); the state before stays."

@@ -146,4 +146,6 @@ def train(request: TrainRequest) -> Result:
             f"{out / 'training'} keeps the training; the same command goes on from its last saved step"
         )
         raise
+    if not run.processes.first:
+        raise SystemExit(0)  # The first process gives the result.
     return replace(result_of(run.kind, str(out), run.content()), device=run.target.device)

@@ -95,7 +95,7 @@ class TrainingReport:
     def resume(self, notes: Mapping[str, Any]) -> None:
         """Take over what an earlier run has noted, if anything."""
         self.untrained = notes.get("untrained", {})
-        self.measured = notes.get("measured", {})
+        self.measured = dict(notes.get("measured", {}))
         self.curve = [
             Validation(**{**point, "progress": Spent(**point["progress"])})
             for point in notes.get("curve", ())

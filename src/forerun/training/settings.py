@@ -75,7 +75,9 @@ class DrafterSettings:
     micro_batch_tokens: int = Field(
         default=1024, ge=16, le=2**24, description="Tokens that are worked on at once."
     )
-    micro_batches: int = Field(default=1, ge=1, le=2**16, description="Micro-batches of a step.")
+    micro_batches: int = Field(
+        default=1, ge=1, le=2**16, description="Micro-batches of a step, of all processes together."
+    )
     matrix_learning_rate: float = Field(
         default=0.02, gt=0.0, le=10.0, description="Of the matrices in the layers, by Muon."
     )
@@ -152,6 +154,12 @@ class Eagle3Settings:
         gt=0.0,
         le=1.0,
         description="Share of the answers' tokens at which drafts begin.",
+    )
+    key_heads: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**16,
+        description="Heads of keys and values; left out, as many as heads of queries.",
     )
     intermediate_size: int | None = Field(
         default=None,
