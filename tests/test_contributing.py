@@ -59,7 +59,7 @@ def run(source: Path, *arguments: str) -> str:
 
 def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
     program = (changed(tmp_path, "Adding an option to a method"), "-m", "forerun.cli.main")
-    text = run(*program, "generate", "--help")
+    text = run(*program, "generate", "--help-all")
     section = text.partition("Method ngram:")[2].partition("Method ")[0]
     assert "--prompt-lookup-positions INTEGER" in section
     assert "Positions that a tree goes on from.  [default: 8]" in " ".join(section.split()).replace(

@@ -88,8 +88,3 @@ def test_words_that_need_a_neighbour_are_refused(
     assert len(list(first_lines.refusals(file))) == 1
     file.write_text(f'"""{word}ever is read."""\n', encoding="utf-8")
     assert not list(first_lines.refusals(file))
-
-
-def test_unfinished_packages_exist(first_lines: ModuleType) -> None:
-    """A package that was renamed would be left out unseen."""
-    assert all((first_lines.PACKAGE / name).is_dir() for name in first_lines.NOT_YET)

@@ -351,7 +351,7 @@ def test_wrong_options(cli: Cli, target: str, options: tuple[str, ...], words: l
 
 
 def test_the_help_holds_what_a_conversation_takes(cli: Cli) -> None:
-    text = " ".join(cli.run("chat", "--help").stdout.split())
+    text = " ".join(cli.run("chat", "--help-all").stdout.split())
     assert "Method prediction" not in text
     assert "Method suffix" in text
     assert "left out, the model's context up to 4096" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from typing import Any
@@ -147,3 +148,19 @@ def test_the_package_runs_as_a_module() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.startswith("forerun ")
+
+
+@pytest.mark.parametrize("name", ["bench", "chat", "generate"])
+def test_the_help_shows_what_people_use_first(cli: Cli, name: str) -> None:
+    command = commands()[name]
+    options = {str(param.name): param for param in command.params}
+    assert {*command._common} <= options.keys()
+    short, whole = (cli.run(name, flag).stdout for flag in ("--help", "--help-all"))
+    assert len(short.splitlines()) < 60 < len(whole.splitlines())
+    for known, option in options.items():
+        if isinstance(option, click.Option):
+            flag = re.compile(rf"{option.opts[-1]}\b(?!-)")
+            assert flag.search(whole), known
+    listed = re.findall(r"^  (?:-\w+, )?--(\S+)", short, re.MULTILINE)
+    named = {known.replace("_", "-") for known in (*command._common, "help", "help_all")}
+    assert {entry.partition("/")[0] for entry in listed} == named

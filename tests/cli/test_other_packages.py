@@ -18,7 +18,7 @@ def alone(cli: Cli, *args: str) -> Any:
 
 
 def test_the_help_shows_its_options_in_a_section_of_its_own(cli: Cli) -> None:
-    text = cli.run("generate", "--help").stdout
+    text = cli.run("generate", "--help-all").stdout
     section = text.partition("Method parrot:\n")[2].partition("\n\n")[0]
     assert section.splitlines()[0] == "  Repeats the newest token."
     assert "--method-option volume=INTEGER" in section

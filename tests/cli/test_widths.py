@@ -56,8 +56,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "2",
             "--num-tokens",
             "20",
-            "--policy",
-            "adaptive",
         ),
         "roofline": ("roofline", "-m", cli.target, *ROOFLINE, "--threads", "1"),
         "roofline elsewhere": ("roofline", "--hardware", "h100", "-m", "llama-3.1-70b"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -31,6 +31,11 @@ class BenchRequest:
     The verdict in words comes first, then a table: every figure is the median over prompts of the ratio
     to plain decoding of the same prompt just before, with its 95 % interval.
     """
+
+    common: ClassVar[Sequence[str]] = (
+        *("model", "prompts", "workloads", "minutes", "methods", "draft_model", "lengths"),
+        *("temperatures", "against", "html", "json"),
+    )
 
     prompts: tuple[FileName, ...] = option(
         default=(), description=f"Your prompts: {FILES}", section="Workload", repeat=True

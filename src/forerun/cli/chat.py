@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, visible_output
@@ -34,6 +34,11 @@ class ChatRequest:
     conversation. A turn runs only its new tokens: the rest is in the cache. Messages may also come through a
     pipe, one a line.
     """
+
+    common: ClassVar[Sequence[str]] = (
+        *("model", "system", "messages", "session", "temperature", "seed", "max_tokens", "method"),
+        *("draft_model", "speculative"),
+    )
 
     messages: FileName | None = option(
         default=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,6 @@ from forerun.cli.bars import bars, waiting
 from forerun.cli.config import config_option
 from forerun.cli.options import Command, Note
 from forerun.cli.output import visible_output
-from forerun.cli.quiet import quiet_libraries
 from forerun.cli.requests import params_of, read_given
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.flags import Given, named, request_from
@@ -70,7 +70,7 @@ class Group(NamedTuple):
 
 @options
 class Files:
-    """Where a result goes besides the terminal, and how."""
+    """Files that a result is written to, and the form that is printed."""
 
     html: FileName | None = option(
         default=None, description="Write the report as a page, with charts.", section="Other"
@@ -117,6 +117,7 @@ def command_of(name: str, row: Row) -> click.Command:
         ],
         callback=callback,
         help=(kind.__doc__ or "").partition("\n\nArgs:")[0] + getattr(kind, "more", ""),
+        common=getattr(kind, "common", ()),
         example=row.example,
         assumed=row.assumed,
         notes=row.notes,
@@ -144,6 +145,18 @@ def call(command: str, options: Mapping[str, Any]) -> Result:
         raise UnknownNameError("command", command, known)
     run, kind = _parts(known[command])
     return answer(run, request_from(kind, Given(dict(options))))
+
+
+def quiet_libraries() -> None:
+    """Silence other libraries: an error is one line of forerun's, without their advice in between.
+
+    Must run before transformers is imported. Settings of the user stay.
+    """
+    # transformers also raises what it logs as an error, and the user sees that as one line.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not os.isatty(2):
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _answered(run: Callable[..., Result], request: Any, row: Row, *, silent: bool) -> Result:

@@ -124,7 +124,7 @@ class Conversation:
 
     @property
     def _start(self) -> int:
-        """Where the turns begin."""
+        """Index of the first turn."""
         return int(self.system is not None)
 
     def _drop_system(self) -> None:

@@ -91,7 +91,7 @@ def own_flag(name: str, flags: Container[str]) -> str:
 
 
 def advice(name: str, flags: Container[str]) -> str | None:
-    """What to use in place of a flag that a command does not have; None where nothing is near."""
+    """Advice for a flag that a command does not have; None where nothing is near."""
     candidates, difference = TOLD.get(name, ((), ""))
     ours = next((flag for flag in candidates if flag in flags), None)
     if ours is None:
@@ -100,5 +100,5 @@ def advice(name: str, flags: Container[str]) -> str | None:
 
 
 def in_words(names: Iterable[tuple[str, str]]) -> str:
-    """Which flags were taken for which, each once."""
+    """Flags and those that they were taken for, each once."""
     return ", ".join(f"--{name} as --{ours}" for name, ours in dict(names).items())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -46,6 +46,11 @@ class GenerateRequest:
     A model with a chat template answers; others, and all with --raw, go on from the text. Standard
     output carries the text alone, or one JSON object; everything else goes to standard error.
     """
+
+    common: ClassVar[Sequence[str]] = (
+        *("model", "prompt_file", "system", "temperature", "seed", "max_tokens", "method"),
+        *("draft_model", "compare", "quiet", "json"),
+    )
 
     prompt: str | None = option(
         default=None,
@@ -111,6 +116,9 @@ class GenerateRequest:
         requires=("speculative",),
         excludes=("compare",),
     )
+    quiet: bool = option(
+        default=False, description="Print the text alone: no prompt, marks or statistics."
+    )
     html: FileName | None = Field(
         default=None,
         description="Write a page there too: tokens by origin, the draft where the pointer is.",
@@ -127,7 +135,7 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
         ForerunError: for a model, method, prompt or file that does not fit.
         Interrupted: with the text until then.
     """
-    output, config = new_output(), request.speculation
+    output, config = new_output(marks=not request.quiet), request.speculation
     if request.sampling.get("logprobs") is not None and not output.takes_logprobs:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
     if request.html is not None:
@@ -140,7 +148,8 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
     single = _load(request, content, choice, open_session(request.session))
     from forerun.core import Hints
 
-    output.prompt(single.shown, apart=single.prompt.template)
+    if not request.quiet:
+        output.prompt(single.shown, apart=single.prompt.template)
     follow = _compare if request.compare else _complete
     return _result(request, follow(request, single, Hints(prediction=prediction), output))
 
@@ -228,7 +237,7 @@ def _complete(
     if rounds is not None:
         engine.explain_rounds(lambda _, *round_: rounds.append(Round.of(*round_)))
     outcome = Outcome(single, run, rounds=rounds)
-    output.start(legend=request.speculative)
+    output.start(legend=request.speculative and not request.quiet)
     try:
         run.follow(output.event)
     except BaseException as stopped:
@@ -275,7 +284,7 @@ def _compare(
         outcome = Outcome(single, started[2] if len(started) > 2 else started[0])
         _finish(request, outcome, output)
         raise Interrupted(_result(request, outcome)) from None
-    output.start()
+    output.start(legend=not request.quiet)
     outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)
     _finish(request, outcome, output)
     return outcome
@@ -283,7 +292,7 @@ def _compare(
 
 def _finish(request: GenerateRequest, outcome: Outcome, output: Output) -> None:
     """Show the end, and write the page that is asked for."""
-    output.finish(outcome)
+    output.finish(outcome, panel=not request.quiet)
     if request.html is not None:
         from forerun.engine.html import page
 

@@ -5,19 +5,22 @@ Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 the outp
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
+import os
 import sys
-from typing import Any
+from typing import Any, ClassVar, TextIO
 
 import click
 
 from forerun import __version__
-from forerun.cli import streams
 from forerun.cli.commands import Group, Row
 from forerun.cli.groups import LazyGroup
 from forerun.cli.options import chat_notes, method_notes
 from forerun.cli.prompt import EXAMPLE
-from forerun.errors import ForerunError
+from forerun.errors import ConfigError, ForerunError
+from forerun.files import reason
 from forerun.progress import heard_by
 
 DIFFUSION = {
@@ -209,14 +212,80 @@ class Application(LazyGroup):
             code = INTERRUPTED
         except (OSError, SystemExit):
             # click and rich leave by themselves when the reader of the output does.
-            failure = streams.output_failure()
+            failure = output_failure()
             if failure is None:
                 raise
-            streams.discard_output()
+            discard_output()
             number, text = failure
             left = number == errno.EPIPE
             code = OUTPUT_CLOSED if left else _refuse(f"standard output cannot be written: {text}.")
         sys.exit(code or 0)
+
+
+class _Output(io.FileIO):
+    """A file that remembers what was wrong with it."""
+
+    failures: ClassVar[list[tuple[int | None, str]]] = []
+    """Number and text of errors; the error itself would keep everything that led to it alive."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failures.append((error.errno, reason(error)))
+            raise
+
+
+class _Talk(io.FileIO):
+    """A file that takes everything; what cannot be written is lost."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def prepare_streams() -> None:
+    """Make standard error one that never fails, and standard output one that says when it does.
+
+    Raises:
+        ConfigError: where standard output is closed.
+    """
+    # A file that is opened later must not become a standard stream.
+    with contextlib.suppress(OSError):
+        while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(null)
+    if sys.stderr is not None:
+        sys.stderr = _again(sys.stderr, _Talk)
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed; give it a file, a pipe or a terminal.")
+    sys.stdout = _again(sys.stdout, _Output)
+
+
+def output_failure() -> tuple[int | None, str] | None:
+    """The number and the text of the first error of standard output; None if there was none."""
+    return _Output.failures[0] if _Output.failures else None
+
+
+def discard_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter's exit does not complain."""
+    # A stream without a file has nothing to be flushed.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _again(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
+    """A stream with the settings of another, over a file of a kind."""
+    assert isinstance(stream, io.TextIOWrapper)
+    return io.TextIOWrapper(
+        io.BufferedWriter(kind(stream.fileno(), "wb", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _refuse(message: str) -> int:
@@ -238,7 +307,7 @@ application = click.version_option(__version__, message="%(prog)s %(version)s")(
 def main() -> None:
     """The entry point of the command `forerun`."""
     try:
-        streams.prepare()
+        prepare_streams()
     except ForerunError as error:
         sys.exit(_refuse(str(error)))
     application.main(prog_name="forerun")

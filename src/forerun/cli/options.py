@@ -1,4 +1,4 @@
-"""What the options of all commands have in common: where their values come from, and their help.
+"""Options of all commands: the places that their values come from, and their help.
 
 A value comes from, in this order: the flag, the variable `FORERUN_<NAME>`, the file of `--config`,
 the default. Flags have the names of the dataclass fields that they fill.
@@ -21,7 +21,15 @@ from forerun.files import CACHE_VARIABLE
 from forerun.flags import flags_of
 
 # Short flags; `-md` is llama.cpp's.
-SHORT = {"draft_model": "-md", "max_tokens": "-n", "model": "-m", "prompt": "-p"}
+SHORT = {
+    "draft_model": "-md",
+    "max_tokens": "-n",
+    "model": "-m",
+    "prompt": "-p",
+    "quiet": "-q",
+}
+# Key of a context in which the help shows all options.
+ALL = "forerun.cli.options.all"
 _TAKEN = "forerun.cli.options.taken"
 
 
@@ -47,7 +55,7 @@ class Option(click.Option):
 
 
 class Note(NamedTuple):
-    """What the help says in a section beside its options."""
+    """Text of a section of the help beside its options."""
 
     text: str
     rows: Sequence[tuple[str, str]] = ()
@@ -57,6 +65,7 @@ class Command(click.Command):
     """A command whose help has headings, and which takes other tools' flags.
 
     Args:
+        common: options that --help shows, by name, while --help-all shows all; all if it is empty.
         example: a command line that works, for who gives no arguments.
         assumed: what the command does without arguments, where it does something; `{model}` is its model.
         notes: further help by section. Sections without options follow the first that has some.
@@ -66,6 +75,7 @@ class Command(click.Command):
     def __init__(
         self,
         *args: Any,
+        common: Sequence[str] = (),
         example: str,
         assumed: str = "",
         notes: Callable[[], Mapping[str, Note]] = dict,
@@ -74,7 +84,9 @@ class Command(click.Command):
         super().__init__(*args, **{"help": settings["callback"].__doc__, **settings})
         self.example = example
         self.context_settings["token_normalize_func"] = self._own_flag
-        self._assumed, self._notes = assumed, notes
+        self._assumed, self._notes, self._common = assumed, notes, common
+        if common:
+            self.params.append(_help_all())
 
     @cached_property
     def _flags(self) -> set[str]:
@@ -83,7 +95,7 @@ class Command(click.Command):
         return {name.lstrip("-") for name in names}
 
     def _own_flag(self, name: str) -> str:
-        """What click calls a flag that it reads as `name`."""
+        """Name by which click knows a flag that was written as `name`."""
         if name in LONG_WITH_ONE_DASH:
             raise click.NoSuchOption(f"-{name}")
         ours = own_flag(name, self._flags)
@@ -92,6 +104,13 @@ class Command(click.Command):
         return ours
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self._common and ALL not in ctx.meta:
+            shown = {param.name: param for param in self.params}
+            options = [*map(shown.get, (*self._common, "help_all")), self.get_help_option(ctx)]
+            found = (option.get_help_record(ctx) for option in options if option is not None)
+            with formatter.section("Options"):
+                formatter.write_dl([record for record in found if record is not None])
+            return
         notes, rows = self._notes(), dict[str, list[tuple[str, str]]]()
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
@@ -142,6 +161,25 @@ def _nearest(name: str, flags: Iterable[str]) -> str:
     return f"Did you mean {'--' + near[0]!r}?" if near and len(near[0]) > 1 else ""
 
 
+def _help_all() -> click.Option:
+    """`--help-all`."""
+
+    def show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show all options and exit.",
+    )
+
+
 def method_notes() -> dict[str, Note]:
     """Text on each method that is installed, by the title of its section."""
     from forerun.drafters import DRAFTERS
@@ -183,7 +221,7 @@ def warn(text: str) -> None:
 
 
 def given(ctx: click.Context, name: str) -> bool:
-    """Whether an option has a value that is not its default."""
+    """True if an option has a value that is not its default."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

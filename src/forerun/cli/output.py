@@ -22,6 +22,9 @@ class Output:
 
     takes_logprobs = True
 
+    def __init__(self, *, marks: bool = True) -> None:
+        """Make an output that shows nothing; `marks` is of no use for it."""
+
     def prompt(self, text: str, *, apart: bool = False) -> None:
         """Take the prompt, to be shown by `start`.
 
@@ -41,22 +44,27 @@ class Output:
     def end(self, text: str) -> None:
         """Show the rest of a text, some tokens of which an interruption may have kept back."""
 
-    def finish(self, outcome: Outcome) -> None:
-        """Show the rest of the text, and how it came."""
+    def finish(self, outcome: Outcome, *, panel: bool = True) -> None:
+        """Show the rest of the text, and in a panel how it came."""
 
 
-NewOutput = Callable[[], Output]
+NewOutput = Callable[..., Output]
+"""A function that returns an output; with `marks=False` one for the text alone."""
 
 
-def visible_output() -> PlainOutput:
-    """Output on standard output, which is a terminal or a pipe."""
+def visible_output(*, marks: bool = True) -> PlainOutput:
+    """Output on standard output, which is a terminal or a pipe.
+
+    Args:
+        marks: whether a terminal shows where tokens came from.
+    """
     from forerun.cli.terminal import PlainOutput, TerminalOutput
 
     if sys.stdout.isatty():
         # What a terminal's encoding lacks must not end the run.
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")
-        return TerminalOutput()
+        return TerminalOutput(marks=marks)
     # Prompts are read as UTF-8 whatever the locale, and text is written as such.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")

@@ -38,7 +38,7 @@ class SentPrompt:
 
 @options
 class TemplateOptions:
-    """How messages become a prompt."""
+    """Options of the chat template that makes messages a prompt."""
 
     system: str | None = Field(default=None, description="A system message before the others.")
     template_var: Mapping[str, Any] = Field(

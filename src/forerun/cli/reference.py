@@ -1,4 +1,4 @@
-"""docs/cli.md: the help texts, as the commands print them.
+"""Writes docs/cli.md: the help texts, as the commands print them.
 
 python -m forerun.cli.reference > docs/cli.md
 """
@@ -11,6 +11,7 @@ import click
 
 from forerun.cli.groups import every_command
 from forerun.cli.main import application
+from forerun.cli.options import ALL
 
 WIDTH = 100
 
@@ -45,6 +46,7 @@ def render() -> str:
     """The whole document."""
     settings = {**application.context_settings, "terminal_width": WIDTH}
     context = click.Context(application, info_name="forerun", **settings)
+    context.meta[ALL] = True
     parts = [HEAD, _block("forerun", application.get_help(context))]
     for words, command in every_command(application):
         parent = context

@@ -112,13 +112,13 @@ class _Shown:
         return line.append("  " + ("accepted" if origin else tested))
 
     def _is_explained(self, entry: Round, node: int) -> bool:
-        """Whether what a rejection has left is shown below it: the last token's row follows anyway."""
+        """True if the row that a rejection leaves is shown below it: the last token's row follows anyway."""
         tree, last = entry.draft.tree, entry.accepted[-1] if entry.accepted else -1
         follows = tree.parents[node] == last and node not in tree.next_sibling
         return tree.parents[node] in (-1, *entry.accepted) and not follows
 
     def _emission(self, entry: Round) -> Iterator[Text]:
-        """What the last token was drawn from."""
+        """The row that the last token was drawn from."""
         why, origins = entry.why, entry.verdict.origins
         if why is None or why.token_id is None or not origins or origins[-1] is Origin.ACCEPTED:
             return

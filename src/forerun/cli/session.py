@@ -20,7 +20,7 @@ _NONE: Mapping[str, str] = {}
 
 
 def open_session(file: str | None) -> Session | None:
-    """What a session's file holds beside keys and values; None where there is no file yet, or none is
+    """Contents of a session's file beside keys and values; None where there is no file yet, or none is
     asked for.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How a terminal shows where a token came from: by colour and underline, or by marks without colour."""
+"""Styles that show where a token came from: colour and underline, or marks where there is no colour."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPACES = re.compile(r"(\s+)")
 
 
 def coloured(console: Console) -> bool:
-    """Whether colours and underlines are shown: not in a pipe, a dumb terminal or under NO_COLOR."""
+    """True if colours and underlines are shown: not in a pipe, a dumb terminal or under NO_COLOR."""
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
@@ -58,6 +58,6 @@ def marked(text: str, origin: Origin, *, coloured: bool) -> Text:
 
 
 def legend_of(console: Console) -> Text:
-    """What styles or marks mean, on one line."""
+    """Meanings of styles or marks, on one line."""
     entries = [marked(text, key, coloured=coloured(console)) for key, text in MEANINGS.items()]
     return Text("  " if coloured(console) else " ").join(entries)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from typing import IO
 
 from rich.console import Console
@@ -19,6 +21,7 @@ from forerun.engine.text import VISIBLE
 from forerun.interrupts import PIECE, held_back, wait_until_writable
 from forerun.measure.paired import Run
 
+_WORDS = re.compile(r"\s+|\S+")
 # Characters of a long prompt that are shown, from its beginning and from its end.
 _SHOWN_PART = 1000
 
@@ -53,7 +56,7 @@ class PlainOutput(Output):
             self.stderr.file.flush()
             self._status_shown = False
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome, *, panel: bool = True) -> None:
         """Write the rest of the text, one newline, and the statistics."""
         self.clear_status()
         completion = outcome.run.completion
@@ -63,7 +66,8 @@ class PlainOutput(Output):
         self.end(completion.text)
         if outcome.rounds is not None:
             show_rounds(self.stderr, outcome.rounds, outcome.request.engine.tokenizer)
-        self.stderr.print(summary(outcome))
+        if panel:
+            self.stderr.print(summary(outcome))
 
     def end(self, text: str) -> None:
         """Write the rest of a text, some tokens of which an interruption may have kept back, and one
@@ -84,15 +88,54 @@ class PlainOutput(Output):
         self.stdout.write(text)
 
 
+class WordWrap:
+    """Line breaks in front of words that would cross the edge of a terminal.
+
+    A word whose beginning is written already is taken back and written on the next line.
+    """
+
+    def __init__(self) -> None:
+        self._column, self._word = 0, list[Segment]()
+
+    def wrapped(self, parts: Iterable[Segment], width: int) -> list[Segment]:
+        """Segments to write for the next ones of the text."""
+        pieces = (Segment(word, part.style) for part in parts for word in _WORDS.findall(part.text))
+        placed = (segment for piece in pieces for segment in self._placed(piece, width))
+        return list(Segment.simplify(placed))
+
+    def _placed(self, piece: Segment, width: int) -> list[Segment]:
+        if piece.text.isspace():
+            self._word = []
+            for space in piece.text:
+                step = 8 - self._column % 8 if space == "\t" else 1
+                self._column = 0 if space == "\n" else self._column % width + step
+            return [piece]
+        begun, size = sum(part.cell_length for part in self._word), piece.cell_length
+        self._word.append(piece)
+        # The last column stays free: behind it terminals differ in where they are.
+        if self._column + size < width or self._column == begun or begun + size >= width:
+            self._column = (self._column + size) % width
+            return [piece]
+        self._column = begun + size
+        back = [Segment(f"\x1b[{begun}D\x1b[K")] if begun else []
+        return [*back, Segment("\n"), *self._word]
+
+
 class TerminalOutput(PlainOutput):
     """The prompt, dim, and text that shows where each token came from: styled or, where there is no
-    colour, between marks."""
+    colour, between marks.
 
-    def __init__(self, console: Console | None = None, stderr: Console | None = None) -> None:
+    Args:
+        marks: whether it shows where tokens came from.
+    """
+
+    def __init__(
+        self, console: Console | None = None, stderr: Console | None = None, *, marks: bool = True
+    ) -> None:
         self.console = console or Console(highlight=False)
         super().__init__(self.console.file, stderr)
-        self._coloured = coloured(self.console)
-        self._open, self._prompt = Origin.PLAIN, ""
+        self._marks, self._coloured = marks, coloured(self.console)
+        self._open, self._prompt, self._wrap = Origin.PLAIN, "", WordWrap()
 
     def prompt(self, text: str, *, apart: bool = False) -> None:
         """Take the prompt."""
@@ -107,6 +150,7 @@ class TerminalOutput(PlainOutput):
         self.stdout.flush()
 
     def _put(self, text: str, origin: Origin) -> None:
+        origin = origin if self._marks else Origin.PLAIN
         if self._coloured:
             self._print(segments(text, origin))
             return
@@ -125,6 +169,8 @@ class TerminalOutput(PlainOutput):
         self._print([Segment(line)])
 
     def _print(self, parts: list[Segment]) -> None:
+        if not self.console.is_dumb_terminal:
+            parts = self._wrap.wrapped(parts, self.console.width)
         # rich neither wraps nor measures segments.
         self.console.print(Segments(parts), crop=False, soft_wrap=True)
 
