@@ -38,7 +38,6 @@ def values(*words: str) -> list[str]:
         (("info", "zo"), {"zoo", "zoo-draft"}),
         (("simulate", "--hardware", "h1"), {"h100"}),
         (("simulate", "--target", "llama-3.1-7"), {"llama-3.1-70b"}),
-        (("simulate", "--policy", ""), {"fixed", "adaptive"}),
         (("generate", "--num-spec"), {"--num-speculative-tokens"}),
     ],
 )
