@@ -117,7 +117,7 @@ def test_more_threads_than_cores_are_clamped(
     result = cli.generate(*PROMPT, "--temperature", "0", "--threads", threads, "--json")
     assert result.exit_code == 0
     cores = os.cpu_count()
-    assert f"this machine has {cores} cores, which are used" in result.stderr
+    assert f"this process may use {cores} cores, which are used" in result.stderr
     assert json.loads(result.stdout)["hardware"]["threads"] <= (cores or 1)
     assert len(result.stderr.splitlines()[0]) < 140
 

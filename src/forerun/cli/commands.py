@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.config import config_option
-from forerun.cli.options import Command, Note
+from forerun.cli.groups import Row
+from forerun.cli.options import Command
 from forerun.cli.output import visible_output
 from forerun.cli.requests import params_of, read_given
 from forerun.errors import ConfigError, UnknownNameError
@@ -23,49 +24,8 @@ from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
 
 if TYPE_CHECKING:
+    from forerun.cli.options import Note
     from forerun.report.result import Result
-
-
-class Row(NamedTuple):
-    """A command in the table.
-
-    Args:
-        module: its module, behind a colon the function that answers its request, `run` unless named, and
-            behind another the class of the request, if the function takes several.
-        about: a line for the help.
-        example: a command line that works, for who gives no arguments.
-        assumed: what it does without arguments, where it does something; `{model}` is its model.
-        files: options of `Files` that it has.
-        torch: whether it loads torch, which takes seconds.
-        live: whether it shows text and progress itself, as they come: its function takes a function that
-            returns an `Output` too.
-        json: whether it has a result, and so `--json`.
-        notes: further help by section.
-    """
-
-    module: str
-    about: str
-    example: str = ""
-    assumed: str = ""
-    files: Sequence[str] = ()
-    torch: bool = True
-    live: bool = False
-    json: bool = True
-    notes: Callable[[], Mapping[str, Note]] = dict
-
-
-class Group(NamedTuple):
-    """A group of commands in the table.
-
-    Args:
-        about: a line for the help of the whole.
-        text: its own help.
-        rows: its commands.
-    """
-
-    about: str
-    text: str
-    rows: Mapping[str, Row]
 
 
 @options
@@ -120,8 +80,13 @@ def command_of(name: str, row: Row) -> click.Command:
         common=getattr(kind, "common", ()),
         example=row.example,
         assumed=row.assumed,
-        notes=row.notes,
+        notes=_notes(row),
     )
+
+
+def _notes(row: Row) -> Callable[[], Mapping[str, Note]]:
+    module, _, function = row.notes.partition(":")
+    return getattr(importlib.import_module(module), function) if module else dict
 
 
 def _parts(row: Row) -> tuple[Callable[..., Result], type[Any]]:

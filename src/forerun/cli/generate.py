@@ -210,7 +210,7 @@ def _load(
         )
     restore(engine, request.session, session)
     shown = _shown(content)
-    return SingleRequest(request.model.model, engine, prompt, params, origins, shown).seeded()
+    return SingleRequest(request.model.model, engine, prompt, params, origins, shown)
 
 
 def _say_how(request: GenerateRequest, single: SingleRequest) -> None:

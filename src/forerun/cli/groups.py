@@ -1,14 +1,56 @@
-"""Groups of commands that are imported when they are used."""
+"""The tables of commands, which are imported when they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
-from forerun.cli.commands import Group, Row, command_of
 from forerun.cli.foreign import COMMANDS
+
+
+class Row(NamedTuple):
+    """A command in the table.
+
+    Args:
+        module: its module, behind a colon the function that answers its request, `run` unless named, and
+            behind another the class of the request, if the function takes several.
+        about: a line for the help.
+        example: a command line that works, for who gives no arguments.
+        assumed: what it does without arguments, where it does something; `{model}` is its model.
+        files: options of `Files` that it has.
+        torch: whether it loads torch, which takes seconds.
+        live: whether it shows text and progress itself, as they come: its function takes a function that
+            returns an `Output` too.
+        json: whether it has a result, and so `--json`.
+        notes: module and function of further help by section.
+    """
+
+    module: str
+    about: str
+    example: str = ""
+    assumed: str = ""
+    files: Sequence[str] = ()
+    torch: bool = True
+    live: bool = False
+    json: bool = True
+    notes: str = ""
+
+
+class Group(NamedTuple):
+    """A group of commands in the table.
+
+    Args:
+        about: a line for the help of the whole.
+        text: its own help.
+        rows: its commands.
+    """
+
+    about: str
+    text: str
+    rows: Mapping[str, Row]
+
 
 CommandTable = Mapping[str, Row | Group]
 """Commands by name, of one word or two."""
@@ -34,6 +76,8 @@ class LazyGroup(click.Group):
         row = self.table[cmd_name]
         if isinstance(row, Group):
             return LazyGroup(cmd_name, row.rows, help=row.text)
+        from forerun.cli.commands import command_of  # Here: the help of a group needs no options.
+
         return command_of(cmd_name, row)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -15,10 +15,8 @@ from typing import Any, ClassVar, TextIO
 import click
 
 from forerun import __version__
-from forerun.cli.commands import Group, Row
-from forerun.cli.groups import LazyGroup
-from forerun.cli.options import chat_notes, method_notes
-from forerun.cli.prompt import EXAMPLE
+from forerun.cli import EXAMPLE
+from forerun.cli.groups import Group, LazyGroup, Row
 from forerun.errors import ConfigError, ForerunError
 from forerun.files import reason
 from forerun.progress import heard_by
@@ -96,7 +94,7 @@ COMMANDS: dict[str, Row | Group] = {
         example='forerun chat --model smollm2 --system "You are brief."',
         live=True,
         json=False,
-        notes=chat_notes,
+        notes="forerun.cli.options:chat_notes",
     ),
     "check": Row(
         "forerun.export.requests:check",
@@ -125,7 +123,7 @@ COMMANDS: dict[str, Row | Group] = {
         "Answer or complete a prompt: the model's own text.",
         example=EXAMPLE,
         live=True,
-        notes=method_notes,
+        notes="forerun.cli.options:method_notes",
     ),
     "info": Row(
         "forerun.cli.info",
@@ -138,7 +136,7 @@ COMMANDS: dict[str, Row | Group] = {
         "Prove that speculation leaves the distribution as it is.",
         example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
         assumed="proving {model} on held-out prompts, for about a minute",
-        notes=method_notes,
+        notes="forerun.cli.options:method_notes",
     ),
     "roofline": Row(
         "forerun.bench.roofline.request",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import Field
 
+from forerun.cli import EXAMPLE
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_stdin, read_text
 from forerun.options import options
@@ -17,8 +18,6 @@ from forerun.progress import say
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint
-
-EXAMPLE = 'forerun generate --model smollm2 "Why is the sky blue?"'
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Repl:
             prompt = self._conversation.prompt(question)
         if self._request.template.show_prompt:
             show_prompt(prompt)
-        single = replace(self._single, prompt=prompt).seeded()
+        single = replace(self._single, prompt=prompt)
         run = Run(self._engine.stream(prompt.token_ids, single.params))
         output = self._new_output()
         self._last = Outcome(single, run)

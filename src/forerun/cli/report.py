@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.cli.prompt import SentPrompt
@@ -14,7 +14,6 @@ from forerun.engine.requests import TokenLogprob
 from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
 from forerun.params import MODELS_OWN, SamplingParams
-from forerun.randomness import fresh_seed
 from forerun.verification.explain import Explanation, Top
 
 
@@ -68,13 +67,6 @@ class SingleRequest:
     params: SamplingParams
     origins: Mapping[str, str]
     shown: str = ""
-
-    def seeded(self) -> SingleRequest:
-        """The request with a seed, drawn if none was given, so that the run can be repeated."""
-        if self.params.greedy or self.params.seed is not None:
-            return self
-        params = replace(self.params, seed=fresh_seed() % 2**32)
-        return replace(self, params=params, origins={**self.origins, "seed": "drawn"})
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.errors import ConfigError, shown
 from forerun.options import Text, option, options
+from forerun.processor import cores
 from forerun.progress import say
 
 if TYPE_CHECKING:
@@ -133,13 +133,13 @@ def set_threads(threads: int | None) -> None:
 
     from forerun.models.cpu import set_num_threads
 
-    cores = os.cpu_count() or 1
-    if threads > cores:
+    most = cores()
+    if threads > most:
         say(
-            f"warning: threads is {shown(threads)}; this machine has {cores} cores, which are used."
+            f"warning: threads is {shown(threads)}; this process may use {most} cores, which are used."
         )
-    set_num_threads(min(threads, cores))
-    torch.set_num_threads(min(threads, cores))
+    set_num_threads(min(threads, most))
+    torch.set_num_threads(min(threads, most))
 
 
 def check_context(max_context: int | None, checkpoint: Checkpoint) -> None:
