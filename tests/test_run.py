@@ -22,6 +22,8 @@ def test_a_command_is_a_function_of_its_options() -> None:
 def test_wrong_use_is_refused_as_on_the_command_line() -> None:
     with pytest.raises(UnknownNameError, match=r"'simulat'.*Did you mean 'simulate'"):
         forerun.run("simulat")
+    with pytest.raises(UnknownNameError, match="unknown command 'chat'"):
+        forerun.run("chat")
     with pytest.raises(UnknownNameError, match=r"'acceptanc'.*Did you mean 'acceptance'"):
         forerun.run("simulate", acceptanc=0.5)
     with pytest.raises(ConfigError, match="seed is only of use with rounds or text"):

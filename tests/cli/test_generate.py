@@ -125,22 +125,11 @@ def test_an_odd_number_of_rounds_shows_the_median_one(cli: Cli) -> None:
     assert ratio == pytest.approx(content["speedup"])
 
 
-def test_sampling_by_another_rule_is_not_compared(cli: Cli) -> None:
-    options = ("--seed", "3", "--rejection-sample-method", "token")
+@pytest.mark.parametrize("options", [(), ("--seed", "3", "--rejection-sample-method", "token")])
+def test_unseeded_sampling_is_not_compared(cli: Cli, options: tuple[str, ...]) -> None:
     content = cli.json(*options, "--compare", "--compare-rounds", "1")
     assert content["identical"] is None
     assert "first_difference" not in content
-
-
-def test_a_run_says_the_seed_that_repeats_it(cli: Cli) -> None:
-    first, other = cli.json("--compare", "--compare-rounds", "1"), cli.json()
-    assert first["identical"] is True
-    assert first["token_ids"] != other["token_ids"]
-    for content in (first, other):
-        again = cli.json("--seed", str(content["sampling"]["seed"]))
-        assert again["token_ids"] == content["token_ids"]
-    assert "seed" not in cli.json(*GREEDY)["sampling"]
-    assert "(drawn)" in cli.generate("--prompt", "a").stderr
 
 
 def test_plain_decoding_gives_the_same_text(cli: Cli) -> None:

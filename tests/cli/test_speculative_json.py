@@ -53,6 +53,9 @@ def test_the_object_is_as_the_flags(content: dict[str, Any], flags: tuple[str, .
         ("ngram", ["not JSON"]),
         ('{"methd": "ngram"}', ["methd", "'method'", "Known:", "prompt_lookup_max"]),
         ('{"method": {"a": 1}}', ["method is {'a': 1}", "one of"]),
+        ('{"policy": 5}', ["policy is 5"]),
+        ('{"policy": ["auto"]}', ["policy is ('auto',)"]),
+        ('{"model": 5}', ["draft_model is 5"]),
         ('{"num_speculative_tokens": [1, 2]}', ["num_speculative_tokens", "an integer"]),
         (
             '{"num_speculative_tokens": "many"}',

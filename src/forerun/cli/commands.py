@@ -106,7 +106,8 @@ def call(command: str, options: Mapping[str, Any]) -> Result:
     from forerun.cli.main import rows
     from forerun.report.result import answer
 
-    if command not in (known := rows()):
+    known = {name: row for name, row in rows().items() if row.json}
+    if command not in known:
         raise UnknownNameError("command", command, known)
     run, kind = _parts(known[command])
     return answer(run, request_from(kind, Given(dict(options))))

@@ -17,7 +17,7 @@ from forerun.engine.resolve import default_method, pick_method
 from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.files import parse_json
 from forerun.flags import Flag, Given, flags_of, joined, part_flags, read_value
-from forerun.options import Part, Use, part, schema_of
+from forerun.options import Part, Text, Use, check, part, schema_of
 from forerun.policies import POLICIES
 
 SECTION = "Speculation"
@@ -111,11 +111,14 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     method, draft = common.get("method"), common.get("model")
     if isinstance(method, str):
         method = common["method"] = METHODS.get(method, method)
-    elif method is not None:
-        return replace(default, **common)
+    # The values are checked before anything reads them, by the names that were typed.
+    for field, name in RENAMED.items():
+        check(name, common.get(field), Text | None)
+    replace(default, **common)
     own = {name: values[name] for name in _by_key() if name in values and name not in names}
     first = DRAFTERS.find(method or default_method(draft, target)).options
-    own = with_method_options(values.get(_BY_NAME, ()), own, first)
+    by_name: tuple[str, ...] = check(_BY_NAME, values.get(_BY_NAME, ()), tuple[Text, ...])
+    own = with_method_options(by_name, own, first)
     picked = (method, own) if method else pick_method(draft, target, own)
     read = _read_by(*picked, common.get("policy", default.policy))
     # Options that the method does not read yield to a method from a stronger source.
@@ -154,7 +157,7 @@ def _with_object(given: Given) -> Given:
     values, sources, known = dict(given.values), dict(given.sources), _by_key()
     for key, value in content.items():
         if key not in known:
-            raise UnknownNameError(f"key of {flag}", key, known)
+            raise UnknownNameError(f"key of {flag}", str(key), known)
         name: str = RENAMED.get(key, key)
         if value is None or (name in values and given.weaker(_OBJECT, name) == _OBJECT):
             continue
