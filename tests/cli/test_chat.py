@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from forerun.measure.paired import Run
 from forerun.policies.fixed import FixedPolicy
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.letter_chat import END, usual, with_template
@@ -80,6 +81,7 @@ def test_the_transcript_of_three_turns(cli: Cli, target: str, tmp_path: Path) ->
         talk.send("/bye\n")
         assert talk.end()[0] == 0
         assert ACCEPTED in talk.raw  # accepted tokens, in colour
+        assert "forerun: chat with" in talk.raw
     messages = saved(file)
     assert [message["role"] for message in messages] == ["user", "assistant"] * 3
     assert tuple(message["content"] for message in messages[::2]) == questions
@@ -175,7 +177,7 @@ def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
     assert len(kept) == 3
 
 
-@pytest.mark.parametrize("word", ["/bye", "exit", " exit "])
+@pytest.mark.parametrize("word", ["/bye", "/exit", "/quit", "exit", " exit "])
 def test_words_that_end_it(cli: Cli, target: str, word: str) -> None:
     result = say(cli, target, word, "def add")
     assert (result.exit_code, result.stdout) == (0, "")
@@ -187,18 +189,29 @@ def test_quotes_hold_a_message_of_several_lines(cli: Cli, target: str, tmp_path:
     assert [message["content"] for message in saved(file)[::2]] == ["def\n\n exit", "one"]
 
 
+def test_text_in_quotes_is_never_a_command(cli: Cli, target: str, tmp_path: Path) -> None:
+    file, texts = tmp_path / "saved.json", ["/usr/bin/env is what?", "// comment", "/bye"]
+    quoted = [f'"""{text}"""' for text in texts]
+    result = say(cli, target, *quoted, '"""', "/clear", '"""', f"/save {file}")
+    assert result.exit_code == 0
+    assert [message["content"] for message in saved(file)[::2]] == [*texts, "/clear"]
+
+
 def test_a_pasted_text_is_one_message(cli: Cli, target: str, tmp_path: Path) -> None:
     file = tmp_path / "saved.json"
     with session(cli, target) as talk:
         talk.send("\x1b[200~def add\n  return\x1b[201~\n")
         talk.expect("> ")
+        talk.send("\x1b[200~/clear\n//x\x1b[201~\n")
+        talk.expect("> ")
         for line in ('"""one', "", 'two"""'):
             talk.send(f"{line}\n")
             talk.expect("> ")
         talk.send(f"/save {file}\n")
-        talk.expect("4 messages written")
+        talk.expect("6 messages written")
     assert [message["content"] for message in saved(file)[::2]] == [
         "def add\n  return",
+        "/clear\n//x",
         "one\n\ntwo",
     ]
 
@@ -211,10 +224,22 @@ def test_a_parameter_is_set(cli: Cli, target: str) -> None:
     assert re.search(r"tokens +3 after", result.stderr)
 
 
+def test_a_parameter_is_set_to_none_where_that_is_allowed(cli: Cli, target: str) -> None:
+    lines = ("/set max_tokens none", "/set seed None", "def add", "/stats")
+    result = say(cli, target, *lines, options=("--ignore-eos", "--max-context", "128"))
+    assert result.exit_code == 0
+    # The answer goes on to the end of the context.
+    emitted, prompt = map(int, re.findall(r"tokens +(\d+) after (\d+)", result.stderr)[0])
+    assert emitted + prompt == 128
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         (("/set",), ["unknown parameter"]),
+        (("/set logprobs 3",), ["unknown parameter"]),
+        (("/set logprobs_mode raw",), ["unknown parameter"]),
+        (("/set temperature none",), ["temperature", "not a valid number"]),
         (("/set temprature 0",), ["'temperature'"]),
         (("/set temperature hot",), ["temperature", "hot"]),
         (("/set temperature -1",), ["temperature", "[0, 100]"]),
@@ -235,6 +260,7 @@ def test_what_is_refused_ends_nothing(
     errors = [line for line in result.stderr.splitlines() if "error" in line]
     assert len(errors) == 1
     assert all(word in errors[0] for word in words)
+    assert not errors[0].endswith("..")
     assert result.exit_code == 2
     again = say(cli, target, *lines, "def add")
     assert again.stdout == say(cli, target, "def add").stdout
@@ -312,6 +338,25 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_pa
     answer = saved(file)[1]["content"]
     assert answer[0] == first
     assert 1 <= len(answer) < 15000
+
+
+def test_an_answer_without_tokens_does_not_lose_the_session(
+    cli: Cli, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, follow, runs = tmp_path / "s.session", Run.follow, []
+
+    def interrupted(run: Run, see: Any) -> Run:
+        runs.append(run)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return follow(run, see)
+
+    monkeypatch.setattr(Run, "follow", interrupted)
+    options = ("--session", str(file))
+    assert say(cli, target, "def add", "return a", options=options).exit_code == 130
+    again = say(cli, target, f"/save {tmp_path / 'm.json'}", options=options)
+    assert again.exit_code == 0
+    assert saved(tmp_path / "m.json")[0]["content"] == "def add"
 
 
 def test_a_shown_prompt_does_not_drive_the_terminal(cli: Cli, target: str, write: Write) -> None:

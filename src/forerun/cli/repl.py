@@ -23,9 +23,8 @@ from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text
-from forerun.flags import flags_of, read_value
+from forerun.flags import Flag, flags_of, read_value
 from forerun.measure.paired import Run
-from forerun.params import SamplingParams
 from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 WRONG_USE = 2
 MARK = "> "
 QUOTES = '"""'
-ENDS = ("/bye", "exit")
+ENDS = ("/bye", "/exit", "/quit", "exit")
+NONE = "none"
 _NUMBER = re.compile(r"\b\d[\d.]*\b")
 HELP = """\
 /system [TEXT]  Set the system message, or show it.
@@ -43,7 +43,7 @@ HELP = """\
 /drop           Forget the oldest turn.
 /stats          Show what the last answer took.
 /save FILE      Write the messages as JSON, to go on from with --messages.
-/bye            End, as exit and Ctrl-D do.
+/bye            End, as /exit, /quit, exit and Ctrl-D do.
 //...           A message that begins with /.
 \"\"\"             Begin and end a message of several lines; a pasted text is one message as it is."""
 
@@ -68,6 +68,7 @@ class Repl:
         self._request, self._single, self._conversation = request, single, conversation
         self._engine, self._new_output = single.engine, new_output
         self._last: Outcome | None = None
+        self._answered = False
         self._said: set[str] = set()
         self._code = 0
         self._in_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -86,7 +87,7 @@ class Repl:
         try:
             return self._talk()
         finally:
-            if self._last is not None and self._last.run.completion.token_ids:
+            if self._answered:
                 keep(self._engine, self._request.session, self._conversation.notes)
 
     def _talk(self) -> int:
@@ -98,7 +99,7 @@ class Repl:
                 line = self._read()
                 if line is None or line.strip() in ENDS:
                     return self._code
-                self._take(self._whole(line))
+                self._take(line)
                 interrupted = False
             except KeyboardInterrupt:
                 if interrupted or not self._in_terminal:
@@ -118,7 +119,7 @@ class Repl:
 
                 # Python switches it off; a pasted text of several lines would be as many messages.
                 readline.parse_and_bind("set enable-bracketed-paste on")
-            _say(f"{self._single.model} listens; /help lists the commands, Ctrl-D ends")
+            _say(f"chat with {self._single.model}; /help lists the commands, Ctrl-D ends")
         self._new_output().start(legend=self._request.speculative)
         messages = self._conversation.messages
         if messages and messages[-1]["role"] == "user":
@@ -153,11 +154,22 @@ class Repl:
         except UnicodeDecodeError:
             raise PromptError("that line is not UTF-8 text; type it again.") from None
 
-    def _whole(self, line: str) -> str:
-        """A line, or all of a message that begins with three quotes, up to those that end it."""
+    def _take(self, line: str) -> None:
+        """Obey a command or answer a message; text of several lines or in three quotes is a message."""
         text = line.strip()
-        if not text.startswith(QUOTES):
-            return line
+        if "\n" not in text:
+            if text.startswith(QUOTES):
+                text = self._quoted(text).strip()
+            elif text.startswith("//"):
+                text = text.removeprefix("/")
+            elif text.startswith("/"):
+                self._obey(text)
+                return
+        if text:
+            self._answer({"role": "user", "content": text})
+
+    def _quoted(self, text: str) -> str:
+        """A message that begins with three quotes, read up to those that end it."""
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
             more = self._read()
@@ -166,18 +178,16 @@ class Repl:
             text += "\n" + more.removesuffix("\n")
         return text.rstrip().removesuffix(QUOTES)
 
-    def _take(self, line: str) -> None:
-        """Obey a command or answer a message."""
-        text = line.strip()
-        if not text:
-            return
-        if text.startswith("/") and not text.startswith("//"):
-            name, _, rest = text.partition(" ")
-            if name not in self._commands:
-                raise UnknownNameError("command", name, [*self._commands, "/bye"])
-            self._commands[name](rest.strip())
-            return
-        self._answer({"role": "user", "content": text.removeprefix("/")})
+    def _obey(self, text: str) -> None:
+        """Run a command.
+
+        Raises:
+            UnknownNameError: for a command that does not exist.
+        """
+        name, _, rest = text.partition(" ")
+        if name not in self._commands:
+            raise UnknownNameError("command", name, [*self._commands, "/bye"])
+        self._commands[name](rest.strip())
 
     def _answer(self, question: dict[str, Any]) -> None:
         prompt = self._conversation.prompt(question)
@@ -197,6 +207,8 @@ class Repl:
             if not self._in_terminal:
                 output.end(run.completion.text)
                 raise
+        finally:
+            self._answered |= bool(run.completion.token_ids)
         output.end(run.completion.text)
         self._keep(question)
         self._say_given_up()
@@ -253,18 +265,21 @@ class Repl:
 
     def _set(self, text: str) -> None:
         name, _, value = text.removeprefix("parameter ").strip().partition(" ")
-        name, flags = name.replace("-", "_"), {flag.name: flag for flag in flags_of(SamplingParams)}
+        name = name.replace("-", "_")
+        # The sampling parameters that are options of the command.
+        options = flags_of(type(self._request))
+        flags = {flag.name: flag for flag in options if flag.path[0] == "sampling"}
         if name not in flags:
             raise UnknownNameError("parameter", name, flags)
         try:
-            value = read_value(flags[name], value.strip())
+            read = _read_setting(flags[name], value.strip())
         except ValueError as error:
-            raise PromptError(f"/set {name}: {error}.") from error
+            raise PromptError(f"/set {name}: {error}") from error
         single = self._single
         origins = {known: single.origins[known] for known in single.origins if known != name}
-        params = replace(single.params, **{name: value})
+        params = replace(single.params, **{name: read})
         self._single = replace(single, params=params, origins=origins)
-        _say(f"{name} is {value}")
+        _say(f"{name} is {read}")
 
     def _drop(self, _: str) -> None:
         if not self._conversation.drop_oldest():
@@ -295,6 +310,17 @@ class Repl:
         except OSError as error:
             raise PromptError(f"{file} cannot be written: {reason(error)}.") from error
         _say(f"{len(self._conversation.messages)} messages written to {file}")
+
+
+def _read_setting(flag: Flag, text: str) -> Any:
+    """Value of a parameter from text; None of `none` where the parameter allows it.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    if text.lower() == NONE and {"type": "null"} in flag.schema.get("anyOf", ()):
+        return None
+    return read_value(flag, text)
 
 
 def _say(text: str, *, dim: bool = False) -> None:
