@@ -11,6 +11,7 @@ from forerun.cli.output import Output
 from forerun.models import Checkpoint
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli, Write
+from tests.helpers.refusals import refused
 
 BASE_KEYS = {
     "sampling",
@@ -181,6 +182,16 @@ def test_compared_text_is_printed_once(cli: Cli) -> None:
     assert result.stdout == cli.json(*GREEDY)["text"] + "\n"
     assert "speed-up" in result.stderr
     assert "same tokens as plain" in result.stderr
+
+
+@pytest.mark.parametrize("other", ["--compare", "--show-rounds"])
+def test_quiet_excludes_what_prints_more_than_the_text(cli: Cli, other: str) -> None:
+    refused(cli.generate("--prompt", "def add", "--quiet", other), "--quiet", other, "exclude")
+
+
+@pytest.mark.parametrize("name", ["bench", "chat", "generate"])
+def test_help_all_in_two_words(cli: Cli, name: str) -> None:
+    assert cli.run(name, "--help", "all").stdout == cli.run(name, "--help-all").stdout
 
 
 def test_the_prompt_is_taken_character_for_character(cli: Cli, write: Write) -> None:

@@ -117,7 +117,9 @@ class GenerateRequest:
         excludes=("compare",),
     )
     quiet: bool = option(
-        default=False, description="Print the text alone: no prompt, marks or statistics."
+        default=False,
+        description="Print the text alone: no prompt, marks or statistics.",
+        excludes=("compare", "show_rounds"),
     )
     html: FileName | None = Field(
         default=None,

@@ -143,6 +143,8 @@ class Command(click.Command):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._common and args[-2:] == ["--help", "all"]:
+            args = ["--help-all"]
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
