@@ -140,6 +140,7 @@ def test_commands_without_arguments(cli: Cli) -> None:
         assert commands()[name].example not in cli.run(name, "--json").stderr
     assert "forerun prove --model" in commands()["prove"].example
     assert commands()["prove"]._assumed
+    assert commands()["tune"]._assumed
 
 
 def test_the_package_runs_as_a_module() -> None:

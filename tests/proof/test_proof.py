@@ -243,7 +243,9 @@ def test_amounts_are_what_the_time_allows_or_those_that_are_given() -> None:
     assert proof.statistics.first.num_tokens == 2 * 20
     # There are no more prompts than these two.
     assert [mode.prompts for mode in proof.equality.modes] == [2, 2]
-    assert proof.notes[-1].startswith("1e-09 seconds allowed 40 tokens; more of them")
+    assert proof.notes[-1].startswith("In 1e-09 seconds 40 tokens were tested; with more time")
+    assert "num_tokens" in proof.notes[-1]
+    assert "equality_prompts" not in proof.notes[-1]
     given = proof_of(engine_of(), effort=replace(FEW, seconds=1e-9))
     assert given.statistics is not None
     assert given.equality is not None

@@ -162,6 +162,7 @@ COMMANDS: dict[str, Row | Group] = {
         "forerun.bench.tune.request",
         "Which drafter and length to use for a model and your prompts.",
         example="forerun tune --model smollm2 --prompts mine.txt --output tuned.toml",
+        assumed="trying all drafters that fit {model} on built-in prompts, for a minute or more",
     ),
 }
 

@@ -174,17 +174,21 @@ def _limited(
     effort: Effort, statistics: Statistics | None, equality: Equality | None, num_prompts: int
 ) -> Iterator[str]:
     """A note where the time has limited the amounts."""
-    few = []
+    few, names = [], []
     if statistics is not None and effort.num_tokens is None:
         tokens = statistics.first.num_tokens
-        few += [f"{tokens} tokens"] if tokens < MOST_TOKENS else []
+        if tokens < MOST_TOKENS:
+            few.append(f"{tokens} tokens")
+            names.append("num_tokens")
     if equality is not None and effort.equality_prompts is None:
         prompts = min(mode.prompts for mode in equality.modes)
-        few += [f"{prompts} prompts"] if prompts < min(MOST_PROMPTS, num_prompts) else []
+        if prompts < min(MOST_PROMPTS, num_prompts):
+            few.append(f"{prompts} prompts")
+            names.append("equality_prompts")
     if few:
         yield (
-            f"{effort.seconds:g} seconds allowed {' and '.join(few)}; more of them, or num_tokens and "
-            "equality_prompts, see smaller deviations."
+            f"In {effort.seconds:g} seconds {' and '.join(few)} were tested; with more time (seconds), or "
+            f"more by {' and '.join(names)}, smaller deviations are seen."
         )
 
 

@@ -292,7 +292,10 @@ def _on_cost_ratio(pair: _Pair, best: _Case) -> AdvicePoint:
     rule, limit = rule_for(COST_RATIO, pair.cost_ratio), pair.dearest_gain
     text = f"Cost ratio {pair.cost_ratio:.2f}: {rule.words}. "
     if limit > 0.0:
-        text += f"With this acceptance and this cost of checking, drafts gain below {limit:.2f}."
+        text += (
+            "With this acceptance and this cost of checking, drafts gain while a drafted token costs less "
+            f"than {limit:.2f} plain forwards."
+        )
     else:
         text += "Checking alone costs more than it yields; no draft is cheap enough."
     holds = rule.allows(best.speedup)

@@ -104,5 +104,7 @@ def test_acceptance_is_that_of_tested_tokens() -> None:
         depths=(2,) * 6 + (1,) * 4,
         accepted=(0, 0, 1, 1, 2, 2, 1, 1, 1, 1),
     )
-    assert acceptance_by_position([made]) == (0.8,)
-    assert acceptance_by_position([made, made]) == (0.8, 0.5)
+    assert acceptance_by_position([made], 0) == (0.8,)
+    # Rounds of two tokens begin at 0, 1, 2, 4, 7 and 9.
+    assert acceptance_by_position([made], 2) == (4 / 6,)
+    assert acceptance_by_position([made, made], 0) == (0.8, 0.5)

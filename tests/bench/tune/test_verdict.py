@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,14 @@ import pytest
 from forerun.bench.settings import DEFAULT
 from forerun.bench.summary import summarize
 from forerun.bench.tune.candidates import Candidate
-from forerun.bench.tune.prediction import Prediction
-from forerun.bench.tune.report import config_values, verdict
+from forerun.bench.tune.prediction import Prediction, predict
+from forerun.bench.tune.records import RecordedOutput, Records
+from forerun.bench.tune.report import advice_on, config_values, verdict
 from forerun.bench.tune.run import Tuning
 from forerun.bench.verdict import verdicts
+from forerun.costs.table import CostTable
 from tests.helpers.bench_rows import made_row
+from tests.helpers.recorded import costs, output
 
 MEASURED_AT = {"model": "m", "temperature": 0.5}
 
@@ -109,3 +114,47 @@ def test_a_setting_with_options_of_its_own_is_one_method() -> None:
     candidate = "draft_model (small, draft_dtype=int8)"
     tuning = tuned({(candidate, 4): 0.7, ("ngram", 2): 1.5})
     assert f"{candidate} loses, 0.7" in verdict(tuning, (1,))[0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("tree_nodes", [None, 8])
+@pytest.mark.parametrize(("draft", "host"), [(0.02, 0.05), (0.02, 0.6), (0.3, 0.05), (1.5, 0.6)])
+def test_the_advice_has_the_gain_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+    draft: float,
+    host: float,
+    tree_nodes: int | None,
+    batch_size: int,
+) -> None:
+    """Also where a speculative round costs more than a plain one before it drafts anything."""
+    candidate = Candidate("good", longest=8, tree_nodes=tree_nodes)
+    records = Records(
+        outputs={(candidate.name, str(n)): drafting(candidate.name, n) for n in range(5)}
+    )
+    rounds = replace(
+        costs(draft, first_draft=0.01),
+        host=CostTable.from_rows((1, batch, 0, host) for batch in (1, 8)),
+    )
+    monkeypatch.setattr("forerun.bench.tune.prediction.costs_of", lambda *_: rounds)
+    predictions = predict(records, [candidate], [batch_size])
+    best = max(predictions, key=lambda one: one.speedup)
+    said = advice_on(records, predictions[0])
+    found = re.search(
+        r"([\d.]+) x at best, drafting (\d+) tokens?: ([\d.]+) tokens a round", said[1]
+    )
+    assert found is not None
+    assert (found[1], found[2]) == (f"{best.speedup:.2f}", str(best.num_tokens))
+    assert float(found[3]) == pytest.approx(best.tokens_per_forward, rel=0.03)
+
+
+def drafting(name: str, seed: int) -> RecordedOutput:
+    """An output with 8 tokens drafted at every position, many of them accepted in easy stretches."""
+    source, count = random.Random(seed), 200
+    shares = [(0.95, 0.4)[at // 20 % 2] for at in range(count)]
+    accepted = [next((n for n in range(8) if source.random() > share), 8) for share in shares]
+    return replace(
+        output(name, count, text=seed),
+        nodes=(8,) * count,
+        depths=(8,) * count,
+        accepted=tuple(accepted),
+    )

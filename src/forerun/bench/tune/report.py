@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ import torch
 from forerun.bench.engines import Workshop
 from forerun.bench.settings import DEFAULT, tokens_text
 from forerun.bench.tune.candidates import default_candidates, variants
-from forerun.bench.tune.prediction import Prediction, costs_of
+from forerun.bench.tune.prediction import Prediction, predict
 from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.bench.tune.request import TuneRequest
 from forerun.bench.tune.run import Tuner, Tuning
@@ -24,7 +26,7 @@ from forerun.report.machine import hardware, versions
 from forerun.report.result import Result
 from forerun.report.table import Cell, Mark, Table
 from forerun.report.target_file import check_writable, write_file
-from forerun.theory.advice import Advice, advise
+from forerun.theory.advice import advise
 
 _PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 _SAMPLING = ("temperature", "seed", "max_tokens")
@@ -101,8 +103,7 @@ def sample_of(paths: Sequence[str], limit: int) -> list[Question]:
 def _result(request: TuneRequest, tuning: Tuning, records: Records, device: torch.device) -> Result:
     sizes, made_with = request.batch_sizes, records.made_with
     model = _measured_at(made_with)
-    advice = [advice_on(records, tuning.best(size)) for size in sizes]
-    found = [finding.text for one in advice if one is not None for finding in one.findings]
+    found = [text for size in sizes for text in advice_on(records, tuning.best(size))]
     said = verdict(tuning, sizes), contexts_in_words(tuning, sizes), found
     title = "Speed-up over plain decoding, batch {}: predicted, and confirmed by running it"
     content = {
@@ -269,43 +270,59 @@ def _list(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def advice_on(records: Records, setting: Prediction) -> Advice | None:
-    """Advice on why a setting gains or loses; None where it drafts only now and then."""
-    outputs = records.of(setting.candidate.name)
-    acceptance = acceptance_by_position(outputs)
+def advice_on(records: Records, setting: Prediction) -> list[str]:
+    """Sentences on why a setting's candidate gains or loses; none where it drafts only now and then.
+
+    The costs are those of the predictions, so that the gain of a length is its predicted one.
+    """
+    candidate, size = setting.candidate, setting.batch_size
+    outputs = records.of(candidate.name)
     drafting = [depth > 0 for output in outputs for depth in output.depths]
-    if not acceptance or sum(drafting) < NEARLY_ALWAYS * len(drafting):
-        return None
-    costs, batch_size = costs_of(records, setting.candidate.name), setting.batch_size
-    context = sum(len(o.prompt_ids) + len(o) / 2 for o in outputs) / len(outputs)
-    plain = costs.plain.seconds(1, batch_size, context)
-    seconds = costs.drafting(setting.num_tokens, batch_size, context)
-    one = costs.verifying(0, batch_size, context).total
-    longest = max(len(acceptance), setting.num_tokens)
-    checking = {
-        nodes + 1: costs.verifying(nodes, batch_size, context).total / one
-        for nodes in range(longest + 1)
-    }
-    return advise(
-        acceptance,
-        seconds / setting.num_tokens / plain,
-        verification_cost=checking,
-        batch=batch_size,
-    )
+    if sum(drafting) < NEARLY_ALWAYS * len(drafting):
+        return []
+    predictions = predict(records, [candidate], [size])
+    best = max(predictions, key=lambda one: one.speedup)
+    acceptance = acceptance_by_position(outputs, best.num_tokens)[: candidate.longest]
+    if not acceptance:
+        return []
+    share = _round_cost(best, acceptance) * best.draft_share / best.num_tokens
+    checking = {}
+    for length in range(1, len(acceptance) + 1):
+        # A length that is not predicted takes the time of the next one: it never looks better.
+        one = next(one for one in predictions if one.num_tokens >= length)
+        cost = _round_cost(one, acceptance)
+        checking[length + 1] = max(cost - share * length, cost * (1.0 - one.draft_share))
+    advice = advise(acceptance, share, verification_cost=checking, longest=len(acceptance))
+    where = f"batch {size}, " if len(records.made_with.get("batch_sizes", ())) > 1 else ""
+    return [
+        f"Why, by the predictions of {where}{candidate.name}: acceptance is accepted over tested tokens (in "
+        "the table over drafted ones), and costs include the prompts.",
+        *(finding.text for finding in advice.findings),
+    ]
 
 
-def acceptance_by_position(outputs: Sequence[RecordedOutput]) -> tuple[float, ...]:
+def _round_cost(one: Prediction, acceptance: Sequence[float]) -> float:
+    """Cost of a round in plain rounds, prompts included, that gives the predicted speed-up."""
+    survival: Iterable[float] = accumulate(acceptance[: one.num_tokens], mul)
+    return (1.0 + sum(survival)) / one.speedup
+
+
+def acceptance_by_position(outputs: Sequence[RecordedOutput], num_tokens: int) -> tuple[float, ...]:
     """Share of tested tokens that is accepted, by position in the draft, as far as it was seen a few times.
 
-    A token is tested where all before it are accepted.
+    A token is tested where all before it are accepted. Only the rounds that drafts of `num_tokens` lead
+    to are counted.
     """
     tested: dict[int, int] = {}
     passed: dict[int, int] = {}
     for output in outputs:
-        for depth, accepted in zip(output.depths, output.accepted, strict=True):
-            for position in range(min(accepted + 1, depth)):
+        at = 0
+        while at < len(output):
+            accepted = output.accepted[at]
+            for position in range(min(accepted + 1, output.depths[at])):
                 tested[position] = tested.get(position, 0) + 1
                 passed[position] = passed.get(position, 0) + (position < accepted)
+            at += output.advance(at, output.drafted(at, num_tokens) or 0)
     shares = []
     for position in range(len(tested)):
         if tested[position] < FEW:

@@ -25,7 +25,7 @@ class TuneRequest:
     Every candidate drafts at every position of some answers; from what would have been accepted, and
     from the times of rounds, the gain of every length is computed without running it. The best few are
     run beside plain decoding. Standard output is a table and a verdict in words; --output writes a file
-    that every command takes with --config.
+    that generate, chat and prove take with --config.
     """
 
     prompts: tuple[FileName, ...] = option(
