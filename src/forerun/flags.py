@@ -26,6 +26,7 @@ FLAG, VARIABLE, FILE = range(3)
 # A range of more values is taken for a typing mistake.
 MOST_VALUES = 4096
 KILO = 1024
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True)
@@ -312,9 +313,6 @@ def _single(schema: Mapping[str, Any], text: str, *, is_path: bool = False) -> A
         except UnicodeEncodeError as error:
             raise ValueError(f"it is not UTF-8 text (character {error.start}).") from None
     return text
-
-
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def _list(flag: Flag, entry: Mapping[str, Any], text: str) -> list[Any]:

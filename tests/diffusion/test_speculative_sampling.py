@@ -14,13 +14,11 @@ from forerun.diffusion.closed_forms import gaussian, mixture
 from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from forerun.diffusion.proof import COUPLINGS, ProofTarget, SamplerProof, prove
+from forerun.diffusion.reflection import Coupling, chance_kept, couple
 from forerun.diffusion.settings import DraftKind
 from forerun.diffusion.speculative_sampling import (
-    Coupling,
     Draws,
     SpeculativeSamplingConfig,
-    chance_kept,
-    couple,
     sample_plainly,
     sample_speculatively,
 )

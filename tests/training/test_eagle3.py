@@ -17,7 +17,7 @@ from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
-from forerun.training.objective import Continuations
+from forerun.training.objective import AnchoredTokens
 from forerun.training.target import Teacher
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, published
@@ -92,7 +92,7 @@ def conversations(count: int) -> list[Example]:
 
 def test_drafts_begin_where_the_target_wrote_what_follows() -> None:
     rows = torch.tensor([[-1, -1, -1, 0, 1, 2, -1], [-1, 3, 4, -1, -1, -1, -1]])
-    found = Continuations.drawn(rows, 2, 2, 1.0, 0)
+    found = AnchoredTokens.drawn(rows, 2, 2, 1.0, 0)
     drafts = {
         (row, int(found.anchors[row, place])): found.there[row, place].tolist()
         for row, place in found.there[..., 0].nonzero().tolist()
@@ -105,10 +105,10 @@ def test_drafts_begin_where_the_target_wrote_what_follows() -> None:
     }
     assert found.targets.sort().values.tolist() == [0, 1, 1, 2, 2, 4]
     # After a token that the target did not write nothing counts.
-    gap = Continuations.drawn(torch.tensor([[-1, -1, -1, 0, -1, 1, 2]]), 2, 3, 1.0, 0)
+    gap = AnchoredTokens.drawn(torch.tensor([[-1, -1, -1, 0, -1, 1, 2]]), 2, 3, 1.0, 0)
     assert gap.there[gap.anchors == 1].tolist() == [[True, False, False]]
     # Two of three and the only one, others with another seed.
-    few = [Continuations.drawn(rows, 2, 2, 0.4, seed) for seed in range(50)]
+    few = [AnchoredTokens.drawn(rows, 2, 2, 0.4, seed) for seed in range(50)]
     assert {tuple(own.there[..., 0].sum(-1).tolist()) for own in few} == {(2, 1)}
     chosen = {tuple(sorted(own.anchors[0].tolist())) for own in few}
     assert chosen == {(1, 2), (1, 3), (2, 3)}

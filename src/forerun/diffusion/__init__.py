@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
     from forerun.diffusion.proof import ProofTarget, SamplerProof, prove
+    from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import (
         Draws,
         SpeculativeSamplingConfig,
-        couple,
         sample_plainly,
         sample_speculatively,
     )
@@ -40,7 +40,8 @@ _NAMES = {
     "methods": "Job Made make",
     "pipelines": "sample",
     "proof": "ProofTarget SamplerProof prove",
-    "speculative_sampling": "Draws SpeculativeSamplingConfig couple sample_plainly sample_speculatively",
+    "reflection": "couple",
+    "speculative_sampling": "Draws SpeculativeSamplingConfig sample_plainly sample_speculatively",
     "step_distillation": "DistillationConfig Examples distill",
     "training": "AveragedTraining",
     "transitions": "Transitions",

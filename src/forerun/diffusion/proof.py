@@ -23,14 +23,12 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from forerun.diffusion.closed_forms import Law
+from forerun.diffusion.reflection import Coupling, chance_kept, couple
 from forerun.diffusion.speculative_sampling import (
     CommittedSteps,
-    Coupling,
     Draws,
     Network,
     SpeculativeSamplingConfig,
-    chance_kept,
-    couple,
     sample_plainly,
     sample_speculatively,
 )

@@ -28,7 +28,7 @@ from forerun.models.config import as_transformers
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Continuations, Drafts, Objective
+from forerun.training.objective import AnchoredTokens, Drafts, Objective
 from forerun.training.settings import DraftSettings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import DEVIATION, PublishedModule, Untrained, hang, layer_config
@@ -105,7 +105,7 @@ class TextObjective(Objective):
         wanted = lesson.rows[:, 1:]
         first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
         anchors = first[:, None] + torch.arange(0, size, self.steps, device=wanted.device)
-        following = Continuations(
+        following = AnchoredTokens(
             lesson.rows, anchors, torch.ones_like(anchors).bool(), 1, self.steps
         )
         rows, *_ = following.there.nonzero(as_tuple=True)

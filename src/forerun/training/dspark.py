@@ -12,7 +12,7 @@ from forerun.contracts import CausalLM
 from forerun.heads.dspark import DSparkConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Continuations, Drafts, Objective
+from forerun.training.objective import AnchoredTokens, Drafts, Objective
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import PublishedModule, Untrained, attend, layer_config, output_rows
@@ -105,7 +105,7 @@ class DSparkObjective(Objective):
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
         config, token_ids = self.module.config, lesson.batch.token_ids
-        following = Continuations.drawn(
+        following = AnchoredTokens.drawn(
             lesson.rows, 1, config.draft_tokens, self._density, self._seed
         )
         size = (*following.anchors.shape, config.block_size)

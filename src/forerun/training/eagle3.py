@@ -18,7 +18,7 @@ from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Continuations, Drafts, Objective, at
+from forerun.training.objective import AnchoredTokens, Drafts, Objective, at
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import PublishedModule, Untrained, layer_config, output_rows
@@ -180,7 +180,7 @@ class Eagle3Objective(Objective):
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
         # A token is predicted from the state two tokens before it and from the token between.
-        following = Continuations.drawn(lesson.rows, 2, self.steps, self._density, self._seed)
+        following = AnchoredTokens.drawn(lesson.rows, 2, self.steps, self._density, self._seed)
         embeddings = self.teacher.model.embed(lesson.batch.token_ids)
         states = lesson.features(self.layers)
         with in_bf16(embeddings.device):

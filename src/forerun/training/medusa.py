@@ -11,7 +11,7 @@ from forerun.errors import TrainingError
 from forerun.heads.medusa import MedusaConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import Continuations, Drafts, Objective, at
+from forerun.training.objective import AnchoredTokens, Drafts, Objective, at
 from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import NamedModule, Untrained, output_rows
@@ -83,7 +83,7 @@ class MedusaObjective(Objective):
         """Drafts of the heads on a batch: in training after some tokens, otherwise after all."""
         density, count = self._density if training else 1.0, self.module.config.num_heads
         # The target itself predicts the token between an anchor and the first drafted token.
-        following = Continuations.drawn(lesson.rows, 2, count, density, self._seed)
+        following = AnchoredTokens.drawn(lesson.rows, 2, count, density, self._seed)
         last = at(lesson.hidden[self.teacher.model.num_layers], following.anchors)
         normed = self.teacher.model.final_norm(last)
         with in_bf16(normed.device):

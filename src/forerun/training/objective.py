@@ -25,7 +25,7 @@ Factors = Sequence[tuple[Tensor, Tensor]]
 """Pairs of states [N, h] and matrix [Vd, h], whose products add up to logits."""
 
 
-class Continuations:
+class AnchoredTokens:
     """Tokens of the answers after some anchors, which drafts are to equal.
 
     Args:
@@ -57,8 +57,8 @@ class Continuations:
     @classmethod
     def drawn(
         cls, rows: Tensor, distance: int, size: int, density: float, seed: int
-    ) -> Continuations:
-        """Continuations of random anchors before tokens of the answers, at least one per conversation.
+    ) -> AnchoredTokens:
+        """Tokens after random anchors before tokens of the answers, at least one per conversation.
 
         Args:
             rows, distance, size: as above.
@@ -99,7 +99,7 @@ class Drafts:
 
     @classmethod
     def of(
-        cls, following: Continuations, factors: Factors, confidence: Tensor | None = None
+        cls, following: AnchoredTokens, factors: Factors, confidence: Tensor | None = None
     ) -> Drafts:
         """Drafts of the tokens after some anchors."""
         batch, count, _ = following.tokens.shape
