@@ -536,3 +536,23 @@ def test_a_plain_reason_is_given_while_it_rests() -> None:
         reasons |= {plan.reason for plan in plans if not plan.num_tokens}
         where.judge(policy, [request], plans, RoundTimes(0.0, 1.0, 0.0))
     assert reasons == {PlainReason.PAUSED}
+
+
+def test_an_interrupted_prompt_of_the_draft_does_not_end_it() -> None:
+    drafter = SimulatedDrafter(rate=lambda _: 0.6, token_seconds=0.15, catch_up=0.01)
+    where = World(drafter, rising(0.05), cold=(200.0,), noise=0.05)
+    seconds = where.each(new_policy(where), [TOKENS] * 12)
+    assert statistics.mean(seconds[6:]) < 0.9 * TOKENS
+
+
+def test_a_draft_that_became_good_is_found_though_planning_takes_all_that_may_be_lost() -> None:
+    now = itertools.count(0, 2.0)
+    drafter = SimulatedDrafter(rate=lambda _: 0.0, token_seconds=0.3)
+    where = World(drafter, rising(0.2), noise=0.05)
+    policy = new_policy(where)
+    policy.clock = lambda: float(next(now))
+    where.each(policy, [32] * 24)
+    assert policy.learned["account"][0] < 0.0
+    drafter.rate = lambda _: 0.95
+    seconds = where.each(policy, [32] * 60)
+    assert statistics.mean(seconds[-6:]) < 0.8 * 32

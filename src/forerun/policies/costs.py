@@ -360,8 +360,10 @@ class LiveCosts:
             times.observe(depth, usual * least, len(seconds))
             return len(seconds) * times(depth), 0.0
         expected *= len(seconds)
-        # A short prompt tells little of a token's time, because its first draft runs cold.
+        # A short prompt tells little of a token's time, because its first draft runs cold. A prompt's token
+        # never takes longer than one alone: what does is an interruption.
         share, known = max(sum(seconds) - expected, 0.0) / pending, self._prefill_token(name)
+        share = min(share, times.first)
         self._prefill[name] = known + pending / (pending + PROMPT) * (share - known)
         return expected, pending * self._prefill[name]
 

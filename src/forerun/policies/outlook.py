@@ -16,8 +16,7 @@ from forerun.policies.lengths import Offer
 # Tokens of a request from which on it is long.
 FIRST_TOKENS = 128
 # A try has TRY_LENGTH tokens, or as few as cost at most TRY_COST plain rounds. If it costs more than
-# DEAREST_TRY, the account must hold only that much, but the try waits until the share of time that may be
-# lost has reached its cost.
+# DEAREST_TRY, it waits until the share of time that may be lost has reached its cost.
 TRY_LENGTH, TRY_COST, DEAREST_TRY, TRY_ROUNDS = 3, 0.5, 4.0, 3
 # Drafts of a drafter that must be seen before they may cost more than a request may lose.
 PROVEN = 8
@@ -204,10 +203,12 @@ class Outlook:
             if lost <= TRY_COST or length == 1:
                 if offer.member.drafter.cost_share(request) is not None and lost >= length:
                     return 0
-                least = min(lost, DEAREST_TRY) + before
-                if lost > DEAREST_TRY and lost > self._lost_time * offer.member.trials.waited:
+                # A long pause pays for its try, whatever the account holds: tries never end.
+                if lost + before <= self._lost_time * offer.member.trials.waited:
+                    return length
+                if lost > DEAREST_TRY:
                     return 0
-                return length if least <= self._beliefs.account.credit else 0
+                return length if lost + before <= self._beliefs.account.credit else 0
         return 0
 
     def try_rounds(self, request: Request, choice: Choice, batch_size: int) -> int:
