@@ -32,7 +32,7 @@ FILES = {
 CODE = "def add(a, b):\n"
 WRITTEN = ("--certificate", "--html", "--markdown", "--output", "--plot", "--records", "--save")
 # They run no model, or one that takes minutes: parsed, not run.
-PARSED_ONLY = (("prove",), ("roofline",), ("diffusion", "prove"), ("diffusion", "distill"))
+PARSED_ONLY = (("prove",), ("roofline",), ("diffusion", "distill"))
 
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
 COMMANDS = [

@@ -156,26 +156,6 @@ def test_a_comparison_says_in_words_which_was_faster(cli: Cli, folders: dict[str
     assert sum(word in result.stdout for word in words) == 1
 
 
-def test_the_proof_passes_and_finds_what_is_planted(cli: Cli) -> None:
-    few = ("--samples", "300", "--steps", "20", "--dimensions", "4")
-    result = cli.run("diffusion", "prove", *few, "--json")
-    assert result.exit_code == 0, result.output
-    content = json.loads(result.stdout)
-    assert content["passed"]
-    assert list(content["targets"]) == ["Gaussian, DDPM", "Gaussian, DDIM", "mixture, DDPM"]
-    found = cli.run("diffusion", "prove", *few, "--plant", "not_mirrored")
-    assert found.exit_code == 1
-    assert "A DEFECT was found" in found.stdout
-    assert "FAILED" in found.stdout
-
-
-def test_the_proof_runs_on_a_network(cli: Cli, folders: dict[str, str]) -> None:
-    options = ("--samples", "50", "--steps", "5", "--eta", "1", "--labels", "1,2", "--threads", "1")
-    result = cli.run("diffusion", "prove", "--pipeline", folders["unet"], *options)
-    assert result.exit_code == 0, result.output
-    assert "No defect was found" in result.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["unet", "clips"])
 def test_the_bench(cli: Cli, folders: dict[str, str], tmp_path: Path, name: str) -> None:
@@ -236,9 +216,6 @@ def test_wrong_use(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
     refused(sample("unet", "--conditions", str(tmp_path / "none")), "none")
     refused(cli.run("diffusion", "sample", "--pipeline", str(tmp_path)), "not a pipeline")
     refused(cli.run("diffusion", "bench", "--methods", "magic"), "magic")
-    refused(cli.run("diffusion", "prove", "--samples", "5"), "samples")
-    refused(cli.run("diffusion", "prove", "--labels", "3"), "labels is of a network")
-    refused(cli.run("diffusion", "prove", "--pipeline", folders["clips"]), "makes clips")
     refused(sample("unet", "--labels", "1", "--steps", "65"), "trained with 64")
     refused(sample("unet", "--feature-interval", "3"), "feature-interval is of", "feature_cache")
     other = ("--method", "cfg_cache", "--draft", "extrapolated")

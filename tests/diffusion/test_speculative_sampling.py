@@ -10,11 +10,11 @@ from diffusers import DDIMScheduler, DDPMScheduler, EulerAncestralDiscreteSchedu
 from scipy import stats
 from torch import Tensor
 
-from forerun.diffusion.closed_forms import gaussian, mixture
+from benchmarks.diffusion_checks import ProofTarget, SamplerProof, chance_kept, prove
+from benchmarks.diffusion_targets import COUPLINGS, gaussian, mixture
 from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.proof import COUPLINGS, ProofTarget, SamplerProof, prove
-from forerun.diffusion.reflection import Coupling, chance_kept, couple
+from forerun.diffusion.reflection import Coupling, couple
 from forerun.diffusion.settings import DraftKind
 from forerun.diffusion.speculative_sampling import (
     Draws,

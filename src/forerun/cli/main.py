@@ -34,12 +34,6 @@ DIFFUSION = {
         "Halve a model's steps by training, again and again.",
         example="forerun diffusion distill --pipeline images --output few-steps",
     ),
-    "prove": Row(
-        "forerun.diffusion.commands.prove",
-        "Prove that speculative sampling keeps the law.",
-        example="forerun diffusion prove --steps 50",
-        assumed="targets in closed form",
-    ),
     "sample": Row(
         "forerun.diffusion.commands.sample",
         "Make images or clips, with fewer passes if you like.",

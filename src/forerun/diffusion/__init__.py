@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from forerun.diffusion.measuring import measure, psnr
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
-    from forerun.diffusion.proof import ProofTarget, SamplerProof, prove
     from forerun.diffusion.reflection import couple
     from forerun.diffusion.speculative_sampling import (
         Draws,
@@ -39,7 +38,6 @@ _NAMES = {
     "measuring": "measure psnr",
     "methods": "Job Made make",
     "pipelines": "sample",
-    "proof": "ProofTarget SamplerProof prove",
     "reflection": "couple",
     "speculative_sampling": "Draws SpeculativeSamplingConfig sample_plainly sample_speculatively",
     "step_distillation": "DistillationConfig Examples distill",
@@ -59,8 +57,6 @@ __all__ = [
     "GuidedDenoiser",
     "Job",
     "Made",
-    "ProofTarget",
-    "SamplerProof",
     "SpeculativeSamplingConfig",
     "Transitions",
     "VideoLatentCacheConfig",
@@ -72,7 +68,6 @@ __all__ = [
     "make",
     "measure",
     "open_pipeline",
-    "prove",
     "psnr",
     "sample",
     "sample_clips",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -49,13 +48,3 @@ def couple(
     drafted = draft_mean + std * noise
     drawn = torch.where(kept[:, None], drafted, target_mean + std * mirrored)
     return drawn, kept & usable[:, 0]
-
-
-def chance_kept(draft_mean: Tensor, target_mean: Tensor, std: Tensor) -> Tensor:
-    """Probability that a draw is kept, `[N]`: 1 - total variation between the two Gaussians.
-
-    The arguments are those of `couple`, with a `std` above 0.
-    """
-    apart = ((draft_mean - target_mean) / std).norm(dim=-1)
-    chance: Tensor = torch.special.erfc(apart / (2 * math.sqrt(2)))
-    return chance

@@ -40,7 +40,7 @@ class SpeculativeSamplingConfig:
             `extrapolated` continues the change between its last two clean samples.
         student: a cheaper network that drafts step by step instead.
         coupling: function with the arguments and results of `couple`. Others are for
-            experiments; `proof.prove` tests whether one is exact.
+            experiments; `benchmarks.diffusion_proof` tests whether one is exact.
 
     Raises:
         ConfigError: for an unknown draft, or fewer than one step.

@@ -1,4 +1,4 @@
-"""Targets with a known score: a Gaussian, whose sampler's law has a closed form, and a mixture."""
+"""Targets with a known score (a Gaussian with a law in closed form, and a mixture), and wrong couplings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.diffusion.reflection import Coupling, couple
 from forerun.diffusion.transitions import Transitions
 
 
@@ -114,3 +115,40 @@ def mixture(dimensions: int, scheduler: Any) -> MixtureTarget:
     generator = torch.Generator().manual_seed(dimensions)
     centres = torch.randn(5, dimensions, generator=generator)
     return MixtureTarget(centres, 0.15, scheduler.alphas_cumprod)
+
+
+def keep_all(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Planted wrong coupling that keeps every step of the draft."""
+    del target_mean
+    return draft_mean + std * noise, torch.ones_like(uniform, dtype=torch.bool)
+
+
+def redraw(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Planted wrong coupling that draws rejected steps again from the target, not from the residual.
+
+    Speculative decoding without recovered tokens would make the same mistake.
+    """
+    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
+    fresh = torch.randn(noise.shape, generator=torch.Generator().manual_seed(7), dtype=noise.dtype)
+    return torch.where(kept[:, None], drafted, target_mean + std * fresh), kept
+
+
+def not_mirrored(
+    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Planted wrong coupling that keeps the noise of rejected steps instead of mirroring it."""
+    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
+    return torch.where(kept[:, None], drafted, target_mean + std * noise), kept
+
+
+COUPLINGS: dict[str | None, Coupling] = {
+    None: couple,
+    "keep_all": keep_all,
+    "redraw": redraw,
+    "not_mirrored": not_mirrored,
+}
+"""The exact coupling (None), and wrong ones by name, which `prove` must detect."""

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from torch import Tensor
 
-from forerun.diffusion.closed_forms import Law
-from forerun.diffusion.reflection import Coupling, chance_kept, couple
+from benchmarks.diffusion_targets import Law
 from forerun.diffusion.speculative_sampling import (
     CommittedSteps,
     Draws,
@@ -343,38 +342,11 @@ def _share_found(chances: NDArray[np.float64]) -> float:
     return spread * math.sqrt(max(mean, 1.0)) / len(chances)
 
 
-def keep_all(
-    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Planted wrong coupling that keeps every step of the draft."""
-    del target_mean
-    return draft_mean + std * noise, torch.ones_like(uniform, dtype=torch.bool)
+def chance_kept(draft_mean: Tensor, target_mean: Tensor, std: Tensor) -> Tensor:
+    """Probability that a draw is kept, `[N]`: 1 - total variation between the two Gaussians.
 
-
-def redraw(
-    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Planted wrong coupling that draws rejected steps again from the target, not from the residual.
-
-    Speculative decoding without recovered tokens would make the same mistake.
+    The arguments are those of `couple`, with a `std` above 0.
     """
-    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
-    fresh = torch.randn(noise.shape, generator=torch.Generator().manual_seed(7), dtype=noise.dtype)
-    return torch.where(kept[:, None], drafted, target_mean + std * fresh), kept
-
-
-def not_mirrored(
-    draft_mean: Tensor, target_mean: Tensor, std: Tensor, noise: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Planted wrong coupling that keeps the noise of rejected steps instead of mirroring it."""
-    drafted, kept = couple(draft_mean, target_mean, std, noise, uniform)
-    return torch.where(kept[:, None], drafted, target_mean + std * noise), kept
-
-
-COUPLINGS: dict[str | None, Coupling] = {
-    None: couple,
-    "keep_all": keep_all,
-    "redraw": redraw,
-    "not_mirrored": not_mirrored,
-}
-"""The exact coupling (None), and wrong ones by name, which `prove` must detect."""
+    apart = ((draft_mean - target_mean) / std).norm(dim=-1)
+    chance: Tensor = torch.special.erfc(apart / (2 * math.sqrt(2)))
+    return chance
