@@ -38,6 +38,7 @@ from forerun.files import write_text
 from forerun.measure.paired import warming_up
 from forerun.measure.turns import seconds_of
 from forerun.params import SamplingParams
+from forerun.policies.decisions import in_words
 from forerun.report.markdown import heading, line
 
 LONG = 3900
@@ -241,7 +242,7 @@ def _row(model: str, cell: Cell, drafter: dict[str, str], passes: int) -> dict[s
             "best_length": ratio.best_length,
             "best_fixed": ratio.best_fixed,
             "share": ratio.share,
-            "decisions": policy.in_words(),
+            "decisions": in_words(policy.report() or {}),
         }
 
 

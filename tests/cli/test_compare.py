@@ -45,3 +45,11 @@ def test_an_interruption_before_the_first_run_ends_quietly(
     monkeypatch.setattr(paired, "compare", interrupted)
     result = cli.generate("--prompt", "def add", "--compare", "--json")
     assert (result.exit_code, result.stdout) == (130, "")
+
+
+def test_decisions_are_those_of_the_shown_run(cli: Cli) -> None:
+    """Warm-up and other rounds of the comparison are not counted among them."""
+    shown = ("--policy", "auto", "--no-calibrate", "--compare", "--compare-rounds", "2")
+    content = cli.json("--temperature", "0", *shown)
+    rounds = sum(choice["rounds"] for choice in content["decisions"].values())
+    assert rounds == content["stats"]["num_target_forwards"]

@@ -32,6 +32,12 @@ def test_as_an_object(cli: Cli) -> None:
     assert content["tokens_per_second"] > 0 < content["plain_tokens_per_second"]
 
 
+def test_of_a_model_that_does_not_exist_nothing_is_said_but_that(cli: Cli) -> None:
+    result = cli.run("demo", "-m", "./no-such-model")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("forerun: error: there is no directory ./no-such-model")
+
+
 @needs_smollm2
 @needs_kernels
 def test_the_picture_is_what_the_demo_shows() -> None:

@@ -19,6 +19,7 @@ from forerun.measure.attribution import first_difference
 from forerun.measure.paired import deterministic, warming_up
 from forerun.models import Checkpoint
 from forerun.params import SamplingParams
+from forerun.policies.decisions import in_words
 from forerun.progress import report
 
 WARM_UP_TOKENS = 16
@@ -120,8 +121,8 @@ class Drafting:
         if policy is None or self.setting.cold:
             return []
         notes = [f"{self.name}: {sentence}" for sentence in policy.given_up()]
-        if self.setting.method == DEFAULT and policy.report():
-            notes.insert(0, f"{self.name} decided: {policy.in_words()}")
+        if self.setting.method == DEFAULT and (report := policy.report()):
+            notes.insert(0, f"{self.name} decided: {in_words(report)}")
         return notes
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
-from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN, ModelOptions
+from forerun.engine.resolve import choose
 from forerun.options import Text, option, options
 from forerun.report.result import Result
 
@@ -117,13 +119,14 @@ def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
         new_output: returns where an answer is shown as it comes.
     """
     from forerun.engine.chat import ChatTemplate
-    from forerun.engine.load import load
 
+    model, max_tokens = ModelOptions(model=request.model), request.max_tokens
     with waiting("starting"):
-        from forerun import models  # noqa: F401  # Loads torch.
-    max_tokens = request.max_tokens
+        checkpoint = model.open()
+    choice = choose(SpeculativeConfig(), model.model)
+    context = LONGEST_PROMPT + (max_tokens or ANSWER_TOKENS)
     with bars():
-        engine = load(request.model, max_context=LONGEST_PROMPT + (max_tokens or ANSWER_TOKENS))
+        engine = model.load(checkpoint, choice, max_context=context)
     if max_tokens is None:
         max_tokens = CODE_TOKENS if ChatTemplate.of(engine.tokenizer) is None else ANSWER_TOKENS
     answers = list(_answered(engine, max_tokens, new_output))

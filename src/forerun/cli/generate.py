@@ -231,7 +231,7 @@ def _complete(
     engine, prompt_ids = single.engine, single.prompt.token_ids
     # The plain loop keeps nothing for a session.
     if request.speculative or request.session is not None:
-        run = Run(engine.stream(prompt_ids, single.params, hints=hints))
+        run = Run(engine.stream(prompt_ids, single.params, hints=hints), engine.policy)
     else:
         run = Run(engine.stream_plain(prompt_ids, single.params))
     _say_how(request, single)

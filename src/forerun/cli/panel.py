@@ -12,6 +12,7 @@ from forerun.engine.engine import Engine
 from forerun.files import printable
 from forerun.measure.paired import Comparison
 from forerun.params import in_words
+from forerun.policies.decisions import in_words as decided_in_words
 
 _BAR_WIDTH = 20
 # Why all of a run, or so many of its rounds, drafted nothing.
@@ -59,8 +60,8 @@ def summary(outcome: Outcome) -> Panel:
     table.add_row("drafted", drafting(stats, engine))
     policy = engine.policy
     if policy is not None:
-        if (decided := policy.in_words()) is not None:
-            table.add_row(f"policy {policy.name}", decided)
+        if run.decisions is not None:
+            table.add_row(f"policy {policy.name}", decided_in_words(run.decisions))
         if given_up := policy.given_up():
             table.add_row("given up", "\n".join(given_up))
     table.add_row("tokens per target forward", _number(stats.tokens_per_target_forward))

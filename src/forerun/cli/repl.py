@@ -197,7 +197,7 @@ class Repl:
         if self._request.template.show_prompt:
             show_prompt(prompt)
         single = replace(self._single, prompt=prompt)
-        run = Run(self._engine.stream(prompt.token_ids, single.params))
+        run = Run(self._engine.stream(prompt.token_ids, single.params), self._engine.policy)
         output = self._new_output()
         self._last = Outcome(single, run)
         try:

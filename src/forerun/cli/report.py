@@ -115,7 +115,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
     if engine.policy is not None:
         content |= {
             "policy": engine.policy.name,
-            "decisions": engine.policy.report(),
+            "decisions": outcome.run.decisions,
             "given_up": engine.policy.given_up(),
         }
     if completion.logprobs is not None:

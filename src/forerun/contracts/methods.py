@@ -248,11 +248,8 @@ class Policy(Protocol):
         return
 
     def report(self) -> dict[str, Any] | None:
-        """Decisions and their results, ready for JSON; None if the policy decides nothing."""
-        return None
-
-    def in_words(self) -> str | None:
-        """The policy's report as one line of text; None if there is none."""
+        """Results of each choice by name, as `ChoiceResults` counts them, ready for JSON; None if the policy
+        decides nothing."""
         return None
 
     def given_up(self) -> list[str]:

@@ -90,6 +90,8 @@ def load(
     revision = check("revision", revision, Text | None)
     asked = resolve(speculative, drafter, policy, name_of(model), fields)
     target = _open(model, revision, tokenizer)
+    if asked.note and asked is not speculative:
+        logger.warning("%s", asked.note)
     return _assembled(target, asked, placement, settings, tokenizer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from forerun.models.checkpoint import Checkpoint
-
-logger = logging.getLogger(__name__)
 
 _QWEN3 = "Qwen/Qwen3-0.6B"
 _QWEN25 = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -187,10 +184,7 @@ def resolve(
     own_policy = None if isinstance(policy, str) else policy
     check_part("policy", own_policy)
     if drafter is None or isinstance(drafter, str):
-        choice = choose(config, target)
-        if choice.note:
-            logger.warning("%s", choice.note)
-        return replace(choice, policy=own_policy, draft=draft)
+        return replace(choose(config, target), policy=own_policy, draft=draft)
     check_part("drafter", drafter)
     for name in ("method", "model", "revision"):
         _refuse_both("drafter", shown(drafter), name, getattr(config, name))

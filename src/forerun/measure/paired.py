@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
+from forerun.contracts import Policy
 from forerun.core import NO_HINTS, Hints
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -16,6 +18,7 @@ from forerun.engine.requests import Completion, TokenEvent
 from forerun.engine.stream import Stream
 from forerun.measure.attribution import Difference, first_difference
 from forerun.params import SamplingParams
+from forerun.policies.decisions import since
 from forerun.policies.fixed import FixedPolicy
 
 WARM_UP_TOKENS = 16
@@ -24,22 +27,36 @@ _RUNS = itertools.count()
 
 @dataclass
 class Run:
-    """One request and the seconds until its last token, prefill included, output apart."""
+    """One request and the seconds until its last token, prefill included, output apart.
+
+    Args:
+        stream: the request.
+        policy: the engine's, whose decisions for this request are kept.
+    """
 
     stream: Stream
+    policy: Policy | None = None
     events: list[TokenEvent] = field(default_factory=list)
     seconds: float = 0.0
+    decisions: dict[str, dict[str, float]] | None = None
 
     def follow(self, see: Callable[[TokenEvent], None] | None = None) -> Run:
         """Run it to its end; after an interruption the events so far remain."""
-        started = perf_counter()
-        for event in self.stream:
-            self.seconds += perf_counter() - started
-            self.events.append(event)
-            if see is not None:
-                see(event)
+        before = self._report()
+        try:
             started = perf_counter()
+            for event in self.stream:
+                self.seconds += perf_counter() - started
+                self.events.append(event)
+                if see is not None:
+                    see(event)
+                started = perf_counter()
+        finally:
+            self.decisions = since(self._report(), before)
         return self
+
+    def _report(self) -> dict[str, Any] | None:
+        return None if self.policy is None else self.policy.report()
 
     @property
     def completion(self) -> Completion:
@@ -171,7 +188,7 @@ def _run(
 ) -> Run:
     """One run from empty caches: what an earlier one has left would spare this one its prefill."""
     empty_caches(engine)
-    run = Run(stream)
+    run = Run(stream, engine.policy)
     if begin is not None:
         begin(label, run)
     return run.follow(see)

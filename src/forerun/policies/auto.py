@@ -274,10 +274,6 @@ class AutoPolicy(BasePolicy):
         self._take_in()
         return self.decisions.as_dict()
 
-    def in_words(self) -> str:
-        self._take_in()
-        return self.decisions.in_words()
-
     def given_up(self) -> list[str]:
         return self._beliefs.given_up()
 

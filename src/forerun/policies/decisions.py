@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+Report = Mapping[str, Mapping[str, float]]
+"""Results of a policy's choices by name, as `Policy.report` returns them."""
 
 
 @dataclass
@@ -69,26 +72,36 @@ class Decisions:
         outcome.emitted += rounds
         outcome.seconds += seconds
 
-    @property
-    def saved_seconds(self) -> float:
-        """Seconds saved in all rounds together."""
-        return sum(outcome.saved_seconds for outcome in self._outcomes.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Outcomes by drafter and length, such as `plain` or `suffix 4`, ready for JSON."""
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """Results by drafter and length, such as `plain` or `suffix 4`, ready for JSON."""
         return {
-            f"{drafter} {length}" if drafter else "plain": vars(outcome)
+            f"{drafter} {length}" if drafter else "plain": dict(vars(outcome))
             for (drafter, length), outcome in sorted(self._outcomes.items())
         }
 
-    def in_words(self) -> str:
-        """One line: each choice with its rounds, and the time that all of them saved or cost."""
-        if not self._outcomes:
-            return "nothing was decided"
-        rounds = sum(outcome.rounds for outcome in self._outcomes.values())
-        by_drafter: dict[str, int] = {}
-        for (drafter, _), outcome in self._outcomes.items():
-            by_drafter[drafter or "plain"] = by_drafter.get(drafter or "plain", 0) + outcome.rounds
-        shares = ", ".join(f"{name} {count / rounds:.0%}" for name, count in by_drafter.items())
-        saved = self.saved_seconds
-        return f"{rounds} rounds ({shares}): {abs(saved):.3g} s {'saved' if saved >= 0 else 'lost'}"
+
+def since(report: Report | None, before: Report | None) -> dict[str, dict[str, float]] | None:
+    """A policy's report without what it held before; None for a policy that decides nothing."""
+    if report is None:
+        return None
+    earlier = before or {}
+    added = {
+        choice: {name: value - earlier.get(choice, {}).get(name, 0) for name, value in held.items()}
+        for choice, held in report.items()
+    }
+    return {choice: results for choice, results in added.items() if results["rounds"]}
+
+
+def in_words(report: Report) -> str:
+    """One line: each drafter with its share of the rounds, and the time that all of them saved or cost."""
+    if not report:
+        return "nothing was decided"
+    rounds = sum(results["rounds"] for results in report.values())
+    by_drafter: dict[str, float] = {}
+    for choice, results in report.items():
+        name = choice.rpartition(" ")[0] or choice
+        by_drafter[name] = by_drafter.get(name, 0) + results["rounds"]
+    shares = ", ".join(f"{name} {count / rounds:.0%}" for name, count in by_drafter.items())
+    saved = sum(results["saved_seconds"] for results in report.values())
+    number = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return f"{number} ({shares}): {abs(saved):.3g} s {'saved' if saved >= 0 else 'lost'}"
