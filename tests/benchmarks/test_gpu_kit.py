@@ -26,20 +26,17 @@ from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.measure.ledger import Ledger
 from forerun.training.conversations import RECORDS, Record, read_conversations
+from tests.helpers import forked
 from tests.helpers.documents import ROOT
 
 Rows = list[dict[str, Any]]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.gpu", *arguments]
-
-
 def run(step: str, out: Path, seconds: int, *more: str) -> Rows:
     """The rows of a step that ends by itself, as printed, which are those of its file."""
-    arguments = command(step, "--tiny", "--seconds", str(seconds), "--out", str(out), *more)
+    arguments = [step, "--tiny", "--seconds", str(seconds), "--out", str(out), *more]
     started = monotonic()
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked.run(arguments, program="benchmarks.gpu.__main__:main")
     # Python's own start and end are not the step's.
     assert monotonic() - started < seconds + 60
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -132,9 +129,8 @@ def test_measure_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
 def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ("--tiny", "--out", str(out), "--minutes", "10")
-    with subprocess.Popen(
-        command("train", "--seconds", "120", *more), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    program = [sys.executable, "-m", "benchmarks.gpu", "train", "--seconds", "120", *more]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = (json.loads(line) for line in process.stdout)
         first = next(row for row in lines if row["kind"] == "validated")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,33 +19,9 @@ PROMPTS = [EncodedPrompt(str(n), "a", (1, 2, 3 + n)) for n in range(2)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
-class Made:
-    """A peer that takes less time the nearer its drafts are to four tokens."""
-
-    name, version, settings = "made", "1.0", {"draft": False, "precision": "none"}
-
-    def generate(
-        self, prompt_ids: list[int], num_tokens: int, num_speculative_tokens: int = 0
-    ) -> tuple[list[int], float]:
-        if num_tokens > 100:
-            raise SystemExit("no memory")
-        if num_tokens > 95:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if num_tokens > 90:
-            time.sleep(3600)
-        return [7] * num_tokens, num_tokens * (1.0 + abs(num_speculative_tokens - 4))
-
-
-def made(**options: Any) -> Made:
-    assert options["name"] == "made"
-    return Made()
-
-
 def remote() -> RemoteEngine:
     root = str(Path(__file__).parents[2])
-    return RemoteEngine(
-        "made", name="made", maker="tests.cli.test_bench_against:made", paths=(root,)
-    )
+    return RemoteEngine("made", name="made", maker="tests.helpers.made_peer:made", paths=(root,))
 
 
 def test_a_peer_takes_part_plainly_and_at_its_best() -> None:

@@ -49,7 +49,7 @@ def session(cli: Cli, target: str, *options: str, **settings: str) -> Iterator[S
         yield opened
     finally:
         opened.process.kill()
-        opened.process.wait()
+        opened.process.join()
 
 
 def counts(text: str) -> list[tuple[int, int]]:
@@ -437,7 +437,7 @@ def test_three_turns_with_a_real_model() -> None:
         assert talk.end()[0] == 0
     finally:
         talk.process.kill()
-        talk.process.wait()
+        talk.process.join()
     assert "Paris" in shown
     for new, total in counts(shown)[1:]:
         # The question, what the template writes around it, and the last token of the answer before.

@@ -13,10 +13,12 @@ from typing import Any
 import click
 import pytest
 
+from forerun.cli import EXAMPLE
 from forerun.cli.foreign import TAKEN, TOLD, advice, own_flag
 from forerun.cli.groups import every_command
 from forerun.cli.main import application
 from forerun.cli.options import Command
+from tests.helpers import forked
 from tests.helpers.command_line import Cli
 
 PROMPT = ("--prompt", "def add")
@@ -124,12 +126,11 @@ def test_more_threads_than_cores_are_clamped(
 
 def test_a_prompt_that_is_missing_in_a_terminal() -> None:
     master, slave = pty.openpty()
-    program = [sys.executable, "-m", "forerun", "generate"]
-    done = subprocess.run(program, stdin=slave, capture_output=True, text=True, check=False)
+    done = forked.run(["generate"], slave)
     os.close(master)
     os.close(slave)
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'forerun generate --model smollm2 "Why is the sky blue?"' in done.stderr
+    assert EXAMPLE in done.stderr
 
 
 def test_commands_without_arguments(cli: Cli) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.helpers import forked
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli
 from tests.helpers.gguf_files import write_model
@@ -100,14 +104,11 @@ ELSEWHERE = {
 
 
 @needs_kernels
-@pytest.mark.parametrize("template", [None, "{{ bos_token }}{{ messages[0].content }}"])
-def test_a_gguf_file_on_the_kernels_loads_what_it_needs(
-    template: str | None, tmp_path: Path
-) -> None:
+def test_a_gguf_file_on_the_kernels_loads_what_it_needs(tmp_path: Path) -> None:
     """In particular neither transformers nor a part of torch that torch does not load by itself."""
     file = tmp_path / "model.gguf"
-    more = {} if template is None else {"tokenizer.chat_template": template}
-    write_model(file, num_hidden_layers=1, metadata=more)
+    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    write_model(file, num_hidden_layers=1, metadata=template)
     arguments = (str(file), "--prompt", "Hi", "--max-tokens", "2", "--temperature", "0")
     done = subprocess.run(
         [sys.executable, "-c", GENERATES, *arguments], capture_output=True, text=True, check=False
@@ -120,39 +121,37 @@ def test_a_gguf_file_on_the_kernels_loads_what_it_needs(
     assert not ELSEWHERE & {name.split(".")[1] for name in loaded if name.startswith("forerun.")}
 
 
+class Running:
+    """A long run in a process of its own, with pipes for what it prints."""
+
+    def __init__(self, *arguments: str) -> None:
+        (read, output), (heard, errors) = os.pipe(), os.pipe()
+        # Less than the text, so that the run cannot have ended before it is interrupted.
+        fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, 4096)
+        self.process = forked.start(arguments, (0, output, errors))
+        os.close(output)
+        os.close(errors)
+        self.stdout, self.stderr = FileIO(read), FileIO(heard)
+
+
 @pytest.fixture
-def process(cli: Cli) -> Any:
-    """A long run in a process of its own, with a pipe for its output."""
+def running(cli: Cli) -> Iterator[Running]:
     pair = ("--model", cli.target, "--draft-model", cli.draft, "--raw", "--prompt", "def add")
-    program = [sys.executable, "-m", "forerun.cli.main", "generate", *pair, *LONG]
-    # The pipe holds less than the text, so that the run cannot have ended before it is interrupted.
-    # A suite that runs in the background is started with interrupts ignored, and hands that on.
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Without a buffer: `communicate` reads past it, and what it held would be missing.
-    try:
-        running = subprocess.Popen(
-            program,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pipesize=4096,
-        )
-    finally:
-        signal.signal(signal.SIGINT, ignored)
-    yield running
-    running.kill()
-    running.wait()
-    for stream in (running.stdout, running.stderr):
-        assert stream is not None
-        stream.close()
+    run = Running("generate", *pair, *LONG)
+    with run.stdout, run.stderr:
+        yield run
+    run.process.kill()
+    run.process.join()
 
 
-def test_interrupt_ends_with_partial_text(process: Any, cli: Cli) -> None:
-    first = process.stdout.read(1)
-    assert first, process.stderr.read()
-    process.send_signal(signal.SIGINT)
-    rest, talk = process.communicate()
-    assert process.returncode == 130
+def test_interrupt_ends_with_partial_text(running: Running, cli: Cli) -> None:
+    first = running.stdout.read(1)
+    assert first, running.stderr.read()
+    assert running.process.pid
+    os.kill(running.process.pid, signal.SIGINT)
+    rest, talk = running.stdout.read(), running.stderr.read()
+    running.process.join()
+    assert running.process.exitcode == 130
     text = (first + rest).decode()
     assert text.endswith("\n")
     assert b"Traceback" not in talk
@@ -163,9 +162,10 @@ def test_interrupt_ends_with_partial_text(process: Any, cli: Cli) -> None:
     assert whole[:common] == text[:common]
 
 
-def test_a_closed_pipe_ends_silently(process: Any) -> None:
-    assert process.stdout.read(1)
-    process.stdout.close()
-    talk = process.stderr.read()
-    assert process.wait() == 141
+def test_a_closed_pipe_ends_silently(running: Running) -> None:
+    assert running.stdout.read(1)
+    running.stdout.close()
+    talk = running.stderr.read()
+    running.process.join()
+    assert running.process.exitcode == 141
     assert talk == b""

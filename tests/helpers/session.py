@@ -6,8 +6,8 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
+
+from tests.helpers.forked import start
 
 PATIENCE = 120
 SILENCE = 5
@@ -26,15 +26,7 @@ class Session:
 
     def __init__(self, *args: str, **settings: str) -> None:
         self._master, slave = pty.openpty()
-        # Its own session, so that Ctrl-C reaches the program as the terminal sends it.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.in_session", *args],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", **settings},
-            start_new_session=True,
-        )
+        self.process = start(args, (slave, slave, slave), {"TERM": "xterm-256color", **settings})
         os.close(slave)
         self.raw, self._seen = "", 0
 
@@ -63,12 +55,13 @@ class Session:
         self._seen += end
         return shown[:end]
 
-    def end(self) -> tuple[int, str]:
+    def end(self) -> tuple[int | None, str]:
         """The exit code, and what came since the last call."""
         while self._read():
             pass
         os.close(self._master)
-        return self.process.wait(), self._unseen()
+        self.process.join()
+        return self.process.exitcode, self._unseen()
 
     def _unseen(self) -> str:
         return _CONTROL.sub("", self.raw)[self._seen :]
