@@ -45,7 +45,6 @@ LONG_WITH_ONE_DASH = frozenset({"mg", "mm", "mu", "ngl", "ngld", "nkvo", "nocnv"
 COMMANDS = {
     "pull": "a command that runs a model fetches it by itself: forerun generate -m Qwen/Qwen3-0.6B",
     "run": "use forerun generate for one answer, or forerun chat for a conversation",
-    "serve": "there is no server yet; use forerun chat, or forerun.load from Python",
 }
 
 # Those that are near to one of our flags, of which the first that a command has counts, and what

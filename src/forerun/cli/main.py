@@ -139,6 +139,15 @@ COMMANDS: dict[str, Row | Group] = {
         assumed="about {model}",
         files=("plot",),
     ),
+    "serve": Row(
+        "forerun.server.request",
+        "Serve a model to OpenAI's clients.",
+        example="forerun serve -m smollm2",
+        assumed="{model} on localhost",
+        torch=False,
+        json=False,
+        notes="forerun.cli.options:method_notes",
+    ),
     "simulate": Row(
         "forerun.simulation.request",
         "What speculation would gain, without running a model.",

@@ -24,12 +24,14 @@ class Hints:
         prediction: an expected output, parts of which may come true, as text or token ids; a
             request holds its ids. Empty for none.
         namespace: the store of earlier outputs to draft from, if the drafter keeps one; requests of
-            different namespaces never see each other's outputs. Outputs of requests that do not
-            speculate are not stored.
+            different namespaces never see each other's outputs, and share no cached prefix. Outputs of
+            requests that do not speculate are not stored.
+        num_speculative_tokens: drafted tokens a round at most; None leaves it to the policy.
     """
 
     prediction: str | tuple[int, ...] = ()
     namespace: str = ""
+    num_speculative_tokens: int | None = None
 
 
 NO_HINTS = Hints()

@@ -118,16 +118,19 @@ class Engine(Sealed):
         *,
         speculative: bool = True,
         hints: Hints = NO_HINTS,
+        prompt_logprobs: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
-        `step` returns its tokens; `completion` returns its result once and forgets it.
+        `step` returns its tokens; `completion` returns its result once and forgets it. With
+        `prompt_logprobs` it holds the log probability of each prompt token but the first, with so
+        many alternatives; all of the prompt is run for that.
 
         Raises:
             ForerunError: as `generate` does for a bad prompt or bad parameters.
         """
-        running = self._take(prompt, params, sampling, speculative, hints)
+        running = self._take(prompt, params, sampling, speculative, hints, prompt_logprobs)
         return self._added.add(running)
 
     def step(self) -> list[TokenEvent]:
@@ -383,7 +386,8 @@ class Engine(Sealed):
         sampling: Mapping[str, Any],
         speculative: bool,
         hints: Hints = NO_HINTS,
+        prompt_logprobs: int | None = None,
     ) -> Running:
         complete = self._intake.params_of(params, sampling)
         with self._scheduler.alone():
-            return self._intake.take(prompt, complete, speculative, hints)
+            return self._intake.take(prompt, complete, speculative, hints, prompt_logprobs)

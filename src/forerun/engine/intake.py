@@ -54,7 +54,12 @@ class Intake:
         self._decoder = None if self.tokenizer is None else Decoder(self.tokenizer)
 
     def take(
-        self, prompt: Prompt, params: SamplingParams, speculative: bool, hints: Hints = NO_HINTS
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        speculative: bool,
+        hints: Hints = NO_HINTS,
+        prompt_logprobs: int | None = None,
     ) -> Running:
         """Make a request.
 
@@ -96,6 +101,7 @@ class Intake:
             token_limit=min(params.max_tokens or room, room),
             stream=TextStream(self._decoder, params.stop),
             stats=Stats(prompt_tokens=len(token_ids)),
+            num_prompt_logprobs=check("prompt_logprobs", prompt_logprobs, int | None, ge=0),
         )
 
     def _fresh_seed(self) -> int:
@@ -153,4 +159,5 @@ class Intake:
             raise ConfigError(f"hints are a forerun.core.Hints, not {type(hints).__name__}.")
         if not isinstance(hints.namespace, str):
             raise ConfigError(f"a namespace is a text, not {type(hints.namespace).__name__}.")
+        check("num_speculative_tokens", hints.num_speculative_tokens, int | None, ge=1)
         return replace(hints, prediction=self.prompts.read_prediction(hints.prediction))

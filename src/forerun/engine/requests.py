@@ -82,6 +82,7 @@ class Completion:
         finish_reason: reason for its end.
         stats: its counters.
         logprobs: one per token, if asked for.
+        prompt_logprobs: one per prompt token but the first, if asked for.
         error: the error that ended it, if `finish_reason` is ERROR.
     """
 
@@ -95,6 +96,7 @@ class Completion:
     finish_reason: FinishReason | None
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: Exception | None = None
 
     def __repr__(self) -> str:
@@ -110,7 +112,10 @@ class Completion:
         return content | {
             "rounds": [asdict(record) for record in self.rounds],
             "stats": self.stats.as_dict(),
-            "logprobs": None if self.logprobs is None else [asdict(own) for own in self.logprobs],
+            **{
+                name: None if content[name] is None else [asdict(own) for own in content[name]]
+                for name in ("logprobs", "prompt_logprobs")
+            },
             "error": None if self.error is None else str(self.error),
         }
 
@@ -166,6 +171,8 @@ class Running:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     rounds: list[_RoundFields] = field(default_factory=list)
+    num_prompt_logprobs: int | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     in_rounds: bool = True
     drafter_failures: int = 0
 
@@ -280,6 +287,9 @@ class Running:
             finish_reason=committed.finish_reason,
             stats=self.stats,
             logprobs=tuple(self.logprobs) if wants_logprobs else None,
+            prompt_logprobs=None
+            if self.num_prompt_logprobs is None
+            else tuple(self.prompt_logprobs),
             error=committed.error,
         )
 

@@ -101,7 +101,8 @@ def _complete(parts: Parts, running: Running, plan: Plan) -> Plan:
     request, config, drafter = running.request, parts.config, parts.drafter
     rule = rule_for(config.rejection_sample_method, request)
     # Every round emits one token beyond the draft; tokens beyond the limit would be discarded.
-    most = min(plan.num_tokens, running.room - 1)
+    asked = request.hints.num_speculative_tokens
+    most = min(plan.num_tokens, running.room - 1, plan.num_tokens if asked is None else asked)
     left = parts.eviction.until_eviction(request.row)
     if not request.speculative:
         plan = ASKED

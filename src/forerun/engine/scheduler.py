@@ -10,7 +10,7 @@ from time import perf_counter
 
 from forerun.core import Batch, FinishReason, Stats
 from forerun.engine.parts import Parts
-from forerun.engine.requests import Running
+from forerun.engine.requests import Running, token_logprobs
 from forerun.engine.round import run_round, settle
 from forerun.errors import ConfigError
 from forerun.models.running import common_prefix
@@ -27,9 +27,9 @@ class Scheduler:
     """Admits requests to the rows of a cache and runs their prompts, a chunk at a time.
 
     After its request has ended, a row keeps its tokens until it is needed: admission takes the row
-    that shares the longest prefix with the prompt and runs only the rest. While streams are
-    running, prompts are run between rounds in chunks that take about as long as a round, so that no
-    stream waits for more than two rounds' time.
+    where fewest tokens have to be run, now or when the text that it loses goes on. Only requests of
+    the same namespace share a prefix. While streams are running, prompts are run between rounds in
+    chunks that take about as long as a round, so that no stream waits for more than two rounds' time.
 
     Its whole state follows from `rows` and `waiting`, so that `settle` can restore it after an
     interruption at any point.
@@ -50,13 +50,14 @@ class Scheduler:
         self.past = Stats()
         """Counters of all requests that have ended."""
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
+        self._namespaces = [""] * num_rows
         self._counted: Running | None = None
         self._in_order = True
         self._dropped: list[Running] = []
         self._lock, self._owner = threading.Lock(), 0
         self._round_seconds = 0.0
         self._least_recent = list(range(num_rows))
-        self._chunk = SMALLEST_CHUNK
+        self._chunk, self._chunks = SMALLEST_CHUNK, 0
 
     @property
     def has_work(self) -> bool:
@@ -75,8 +76,13 @@ class Scheduler:
         """Give rows to waiting requests, in the order of their arrival."""
         while self.waiting and None in self.rows:
             running = self.waiting[0]
-            row = self._best_row(running.request.token_ids)
-            shared = self._shared(row, running.request.token_ids)
+            request, scored = running.request, running.num_prompt_logprobs is not None
+            row = self._best_row(request.token_ids, request.hints.namespace)
+            if self._namespaces[row] != request.hints.namespace:
+                self._empty(row)
+                self._namespaces[row] = request.hints.namespace
+            # A prompt whose log probabilities are wanted is run from its start.
+            shared = 0 if scored else self._shared(row, request.token_ids)
             self.cache.trim(row, shared)
             running.request.row = row
             running.stats.num_cached_tokens = shared
@@ -86,8 +92,8 @@ class Scheduler:
     def ready(self, round_seconds: float) -> list[Running]:
         """Run prompts and return the requests of the next round: all their tokens but the newest are cached.
 
-        Prompts are run in the order of admission: for about one round's time if streams wait for
-        the next round, otherwise to the end.
+        Short prompts are run first: for about one round's time if streams wait for the next round,
+        otherwise `LARGEST_CHUNK` tokens of them.
 
         Args:
             round_seconds: time of the last round.
@@ -95,22 +101,27 @@ class Scheduler:
         joining = [running for running in self.admitted if running.in_rounds]
         left = [running for running in joining if self._missing(running)]
         if left:
-            self._prefill(sorted(left, key=_order), round_seconds)
+            self._prefill(sorted(left, key=self._missing), round_seconds)
             # A request that failed with the last chunk of its prompt takes part in no round.
             joining = [r for r in joining if not r.finished and not self._missing(r)]
         return joining
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
+        if any(other.num_output_tokens for other in self.admitted):
+            # Every fourth chunk is the oldest prompt's, so that short ones cannot hold it up for good.
+            self._chunks += 1
+            running = left[0] if self._chunks % 4 else min(left, key=_order)
+            seconds = self._run_chunk(running, self._chunk)
+            # At most a quarter longer than the last chunk, but as much shorter as that was too long.
+            growth = min(CHUNK_SHARE * round_seconds / max(seconds, 1e-9), 1.25)
+            self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
+            return
+        budget = LARGEST_CHUNK
         for running in left:
-            streaming = any(other.num_output_tokens for other in self.admitted)
-            if streaming:
-                seconds = self._run_chunk(running, self._chunk)
-                # At most a quarter longer than the last chunk, but as much shorter as that was too long.
-                growth = min(CHUNK_SHARE * round_seconds / max(seconds, 1e-9), 1.25)
-                self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
-                return
-            while self._missing(running) and not running.finished:
-                self._run_chunk(running, LARGEST_CHUNK)
+            missing = self._missing(running)
+            if budget:
+                self._run_chunk(running, budget)
+            budget -= min(budget, missing)
 
     def step(self) -> None:
         """Run one round over all requests that can run.
@@ -255,7 +266,7 @@ class Scheduler:
         except BaseException:
             self.cache.trim(row, 0)
             raise
-        self._held[row] = token_ids
+        self._held[row], self._namespaces[row] = token_ids, ""
         self._used(row)
 
     def _shared_by(self, row: int, token_ids: list[int] | None = None) -> int:
@@ -292,24 +303,42 @@ class Scheduler:
         return seconds
 
     def _run(self, running: Running, start: int, stop: int) -> None:
-        """Run the tokens of a prompt from `start` to `stop`, without logits."""
+        """Run the tokens of a prompt from `start` to `stop`, with logits only if they are wanted."""
         request, layers = running.request, self.parts.drafter.hidden_layers
+        count = running.num_prompt_logprobs
         self.parts.eviction.commit(request.row)
         batch = Batch.after(
             self.cache,
             [request.row],
             [request.token_ids[start:stop]],
             hidden_layers=layers,
-            logits_for="none",
+            logits_for="none" if count is None else "all",
         )
         output = self.parts.target.forward(batch, self.cache)
+        if count is not None and output.logits is not None:
+            rows, following = (
+                output.logits[0].log_softmax(-1),
+                request.token_ids[start + 1 : stop + 1],
+            )
+            running.prompt_logprobs[start:] = token_logprobs(rows, following, count)
         if layers:
             self.parts.guarded.observe_prefill(running, start, output)
 
-    def _best_row(self, token_ids: list[int]) -> int:
-        """The free row that shares most tokens with a prompt; among equals the one idle for longest."""
+    def _best_row(self, token_ids: list[int], namespace: str = "") -> int:
+        """The free row where a prompt costs fewest tokens; among equals the one idle for longest.
+
+        Tokens that the row loses count by the chance that their text goes on: a half for the row in
+        use last, less for others. So a short request beside a conversation does not take its row.
+        """
         free = [row for row in self._least_recent if self.rows[row] is None]
-        return max(free, key=lambda row: self._shared(row, token_ids))
+
+        def cost(row: int) -> float:
+            same = self._namespaces[row] == namespace
+            shared = self._shared(row, token_ids) if same else 0
+            lost = min(self.cache.length(row), len(self._held[row])) - shared
+            return len(token_ids) - shared + lost * (free.index(row) + 1) / (2 * len(free))
+
+        return min(free, key=cost)
 
     def _shared(self, row: int, token_ids: list[int]) -> int:
         """Number of tokens of a prompt that a free row holds; the last token always has to be run."""

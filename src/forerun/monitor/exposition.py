@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from forerun.core import Stats
 from forerun.errors import ConfigError, shown
 from forerun.monitor.snapshot import Snapshot
 
@@ -24,8 +25,7 @@ def exposition(
     Raises:
         ConfigError: for a prefix or labels that Prometheus does not allow, and without its library.
     """
-    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
-        raise ConfigError(f"prefix is {shown(prefix)}; use letters, digits and underscores.")
+    check_prefix(prefix)
     for name in labels:
         if name == POSITION or not _LABEL.fullmatch(name):
             raise ConfigError(
@@ -43,6 +43,43 @@ def exposition(
     return generate_latest(registry).decode()
 
 
+def check_prefix(prefix: Any) -> None:
+    """Refuse a prefix of metrics that Prometheus does not allow.
+
+    Raises:
+        ConfigError: for that.
+    """
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"prefix is {shown(prefix)}; use letters, digits and underscores.")
+
+
+def counters(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Counters of speculation under the names that serving engines share."""
+    from prometheus_client.core import CounterMetricFamily
+
+    names, values = [*labels], [*labels.values()]
+    verifying = stats.target_seconds + stats.verify_seconds
+    for name, text, count in (
+        ("num_drafts", "Rounds that drafted, by request.", stats.num_drafts),
+        ("num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens),
+        ("num_accepted_tokens", "Accepted tokens.", stats.num_accepted_tokens),
+        ("num_plain_rounds", "Rounds that drafted nothing.", stats.num_plain_rounds),
+        ("num_emitted_tokens", "Tokens of the output.", stats.num_emitted_tokens),
+        ("draft_seconds", "Time of drafting.", stats.draft_seconds),
+        ("verify_seconds", "Time of target forwards and acceptance.", verifying),
+        ("seconds", "Time of all timed rounds.", stats.seconds),
+    ):
+        counter = CounterMetricFamily(prefix + name, text, labels=names)
+        counter.add_metric(values, count)
+        yield counter
+    if by_position := stats.num_accepted_tokens_per_pos:
+        name, text = "num_accepted_tokens_per_pos", "Accepted tokens by position in the draft."
+        counter = CounterMetricFamily(prefix + name, text, labels=[*names, POSITION])
+        for position, count in enumerate(by_position):
+            counter.add_metric([*values, str(position)], count)
+        yield counter
+
+
 class _Metrics:
     """Collector of a monitor's metrics. Counters only rise."""
 
@@ -56,28 +93,12 @@ class _Metrics:
         """The metrics, as the library asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        names, values, stats = [*self._labels], [*self._labels.values()], self._run.stats
-        verifying = stats.target_seconds + stats.verify_seconds
-        for name, text, count in (
-            ("num_drafts", "Rounds that drafted, by request.", stats.num_drafts),
-            ("num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens),
-            ("num_accepted_tokens", "Accepted tokens.", stats.num_accepted_tokens),
-            ("num_plain_rounds", "Rounds that drafted nothing.", stats.num_plain_rounds),
-            ("num_emitted_tokens", "Tokens of the output.", stats.num_emitted_tokens),
-            ("num_untimed_rounds", "Rounds without usable times.", self._run.num_untimed_rounds),
-            ("draft_seconds", "Time of drafting.", stats.draft_seconds),
-            ("verify_seconds", "Time of target forwards and acceptance.", verifying),
-            ("seconds", "Time of all timed rounds.", stats.seconds),
-        ):
-            counter = CounterMetricFamily(self._prefix + name, text, labels=names)
-            counter.add_metric(values, count)
-            yield counter
-        if by_position := stats.num_accepted_tokens_per_pos:
-            name, text = "num_accepted_tokens_per_pos", "Accepted tokens by position in the draft."
-            counter = CounterMetricFamily(self._prefix + name, text, labels=[*names, POSITION])
-            for position, count in enumerate(by_position):
-                counter.add_metric([*values, str(position)], count)
-            yield counter
+        names, values = [*self._labels], [*self._labels.values()]
+        yield from counters(self._run.stats, self._prefix, self._labels)
+        text = "Rounds without usable times."
+        counter = CounterMetricFamily(self._prefix + "num_untimed_rounds", text, labels=names)
+        counter.add_metric(values, self._run.num_untimed_rounds)
+        yield counter
         newest = self._newest
         for name, text, value in (
             ("seconds_saved", "Time saved against plain decoding.", self._run.seconds_saved),

@@ -1,0 +1,317 @@
+"""Answers in the making, without a wire format: pieces of text as rounds bring them, and their counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+from forerun.core import FinishReason, Stats
+from forerun.engine.requests import Completion, TokenEvent
+from forerun.server.service import EngineRequest, EngineService, Job, Update
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """Part of a tool call; the first part of a call has its id and name.
+
+    Args:
+        index: the call's place among those of the message.
+        arguments: further characters of its arguments, JSON.
+    """
+
+    index: int
+    arguments: str = ""
+    call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Text of a round, by its place in a message."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallPart] = ()
+
+
+class Splitter(Protocol):
+    """Separates an answer's reasoning, text and tool calls as they come."""
+
+    def feed(self, text: str, final: bool) -> Split:
+        """The parts that became certain with more text; with `final` all that was held back."""
+
+
+class Whole:
+    """The splitter of text that has no parts."""
+
+    def feed(self, text: str, final: bool) -> Split:
+        return Split(text)
+
+
+class Thinking:
+    """Separates what stands between `<think>` and `</think>` at the start of an answer.
+
+    Args:
+        opened: the prompt ends with `<think>`.
+    """
+
+    START, END = "<think>", "</think>"
+
+    def __init__(self, opened: bool) -> None:
+        self._thinks: bool | None = True if opened else None
+        self._held, self._trim = "", opened
+
+    def feed(self, text: str, final: bool) -> Split:
+        self._held += text
+        if self._thinks is None:
+            begun = self._held.lstrip()
+            if begun.startswith(self.START):
+                self._held, self._thinks, self._trim = begun[len(self.START) :], True, True
+            elif not final and self.START.startswith(begun):
+                return Split()
+            else:
+                self._thinks = False
+        reasoning = self._reasoning(final) if self._thinks else ""
+        if self._thinks:
+            return Split(reasoning=reasoning)
+        return Split(self._taken(self._held), reasoning)
+
+    def _reasoning(self, final: bool) -> str:
+        before, end, after = self._held.partition(self.END)
+        if end:
+            self._thinks, self._held = False, after
+            taken = self._trimmed(before).rstrip()
+            self._trim = True
+            return taken
+        # The end of the mark may come with the next round; spaces before it are no reasoning.
+        keep = 0 if final else max(_overlap(before, self.END), len(before) - len(before.rstrip()))
+        self._held = before[len(before) - keep :]
+        return self._trimmed(before[: len(before) - keep])
+
+    def _taken(self, text: str) -> str:
+        self._held = ""
+        return self._trimmed(text)
+
+    def _trimmed(self, text: str) -> str:
+        """Text without the line breaks behind a mark."""
+        if self._trim:
+            text = text.lstrip("\n")
+            self._trim = not text
+        return text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins `mark`."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one choice.
+
+    Args:
+        reason: stop, length or tool_calls.
+        completion: what the engine says of it.
+        predicted_seconds: time from its first round to its last.
+    """
+
+    reason: str
+    completion: Completion
+    predicted_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text and tokens of one choice, from one round."""
+
+    index: int
+    split: Split
+    events: Sequence[TokenEvent]
+    end: Ending | None = None
+
+
+@dataclass
+class Choice:
+    """A choice, gathered from its pieces."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPart] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+    end: Ending | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.split.text
+        self.reasoning += piece.split.reasoning
+        self.events += piece.events
+        self.end = piece.end
+        for part in piece.split.tool_calls:
+            if part.index == len(self.tool_calls):
+                self.tool_calls.append(part)
+            else:
+                begun = self.tool_calls[part.index]
+                joined = begun.arguments + part.arguments
+                self.tool_calls[part.index] = ToolCallPart(
+                    part.index, joined, begun.call_id, begun.name
+                )
+
+
+@dataclass
+class Counts:
+    """Tokens of an answer, as `usage` reports them.
+
+    Args:
+        prompt: of all prompts, each counted once however many choices it has.
+        cached: prompt tokens that were in the cache.
+        reasoning: tokens of rounds that brought reasoning.
+        accepted_prediction, rejected_prediction: tokens of the client's own prediction.
+    """
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
+
+
+class Answer:
+    """An answer in the making: iterate over its pieces, then read its counts and endings.
+
+    Args:
+        job: the requests in the engine.
+        new_splitter: makes the splitter of a choice.
+        per_prompt: choices of each prompt.
+        prediction_only: drafts come from the client's prediction alone.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        new_splitter: Callable[[], Splitter] = Whole,
+        per_prompt: int = 1,
+        prediction_only: bool = False,
+    ) -> None:
+        self._job, self._prediction_only = job, prediction_only
+        self._splitters = [new_splitter() for _ in job.requests]
+        self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
+        self._per_prompt = per_prompt
+        self.endings: list[Ending] = []
+
+    @property
+    def requests(self) -> Sequence[EngineRequest]:
+        return self._job.requests
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        async for update in self._job:
+            yield self._piece(update)
+
+    async def gathered(self) -> list[Choice]:
+        """All choices, once they have ended."""
+        choices = [Choice() for _ in self._job.requests]
+        async for piece in self:
+            choices[piece.index].add(piece)
+        return choices
+
+    def _piece(self, update: Update) -> Piece:
+        text, final = "".join(e.text for e in update.events), update.completion is not None
+        split = self._splitters[update.index].feed(text, final)
+        if split.reasoning and not split.text:
+            self.counts.reasoning += len(update.events)
+        end = None
+        if update.completion is not None:
+            end = self._end(update, update.completion, split)
+        return Piece(update.index, split, update.events, end)
+
+    def _end(self, update: Update, completion: Completion, split: Split) -> Ending:
+        counts, stats = self.counts, completion.stats
+        counts.completion += len(completion.token_ids)
+        if update.index % self._per_prompt == 0:
+            counts.cached += stats.num_cached_tokens
+        predicted = len(self.requests[update.index].hints.prediction)
+        accepted = stats.num_accepted_tokens if predicted and self._prediction_only else 0
+        counts.accepted_prediction += accepted
+        counts.rejected_prediction += max(0, predicted - accepted)
+        reason = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
+        if getattr(self._splitters[update.index], "called", False) and reason == "stop":
+            reason = "tool_calls"
+        self.endings.append(Ending(reason, completion, update.predicted_seconds))
+        return self.endings[-1]
+
+
+class Asked:
+    """Requests that are made and submitted when an answer is opened.
+
+    Args:
+        service: runs them.
+        make: makes them, in a worker thread: templates and tokenizers take time.
+        key: namespace of the client's key.
+        options: as of `Answer`.
+    """
+
+    def __init__(
+        self,
+        service: EngineService,
+        make: Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]],
+        key: str,
+    ) -> None:
+        self._service, self._make, self._key = service, make, key
+        self._job: Job | None = None
+
+    async def open(self) -> Answer:
+        requests, options = await asyncio.to_thread(self._make)
+        self._job = await self._service.submit(requests, self._key)
+        return Answer(self._job, **options)
+
+    def close(self) -> None:
+        if self._job is not None:
+            self._service.end(self._job)
+            self._job = None
+
+
+def timings(endings: Sequence[Ending]) -> dict[str, Any]:
+    """Counts and times as llama.cpp's `timings` of one or several choices."""
+    stats = Stats.total([ending.completion.stats for ending in endings])
+    prompt, cached = stats.prompt_tokens - stats.num_cached_tokens, stats.num_cached_tokens
+    prompt_ms = 1000.0 * stats.prefill_seconds
+    predicted = sum(len(ending.completion.token_ids) for ending in endings)
+    predicted_ms = 1000.0 * max((ending.predicted_seconds for ending in endings), default=0.0)
+    return {
+        "cache_n": cached,
+        **_speeds("prompt", prompt, prompt_ms),
+        **_speeds("predicted", predicted, predicted_ms),
+        "draft_n": stats.num_draft_tokens,
+        "draft_n_accepted": stats.num_accepted_tokens,
+    }
+
+
+def _speeds(name: str, count: int, milliseconds: float) -> dict[str, Any]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": milliseconds,
+        f"{name}_per_token_ms": milliseconds / count if count else 0.0,
+        f"{name}_per_second": 1000.0 * count / milliseconds if milliseconds else 0.0,
+    }
+
+
+def speculation(endings: Sequence[Ending], most: int | None) -> dict[str, Any] | None:
+    """Counters as vLLM's `metrics.speculative_decoding`, which AIPerf reads; None if nothing was drafted."""
+    stats = Stats.total([ending.completion.stats for ending in endings])
+    if not stats.num_drafts:
+        return None
+    reached = [stats.num_drafts, *stats.num_accepted_tokens_per_pos, 0]
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": [more - fewer for more, fewer in pairwise(reached)],
+        "num_spec_steps": stats.num_drafts,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": most,
+    }

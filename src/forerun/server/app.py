@@ -1,0 +1,85 @@
+"""The application: all fronts behind the gate, errors in their envelopes, the engine's life."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+
+from forerun import __version__
+from forerun.errors import ForerunError
+from forerun.server import information, metrics, openai_chat, openai_completions
+from forerun.server.errors import ApiError, envelope
+from forerun.server.gate import Gate, Limits
+from forerun.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
+    openai_chat.routes,
+    openai_completions.routes,
+    information.routes,
+)
+_NO_LIMITS = Limits()
+
+
+def build_app(
+    state: ServerState, limits: Limits = _NO_LIMITS, metrics_prefix: str = "forerun"
+) -> FastAPI:
+    """The application of a server; its engine is loaded when it starts."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        state.service.start()
+        try:
+            yield
+        finally:
+            state.service.close()
+
+    app = FastAPI(
+        title="forerun", version=__version__, lifespan=life, docs_url=None, redoc_url=None
+    )
+    for front in FRONTS:
+        app.include_router(front(state))
+    app.include_router(metrics.routes(state, metrics_prefix))
+    for kind in (ApiError, ForerunError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(Gate, limits=limits)
+    return app
+
+
+async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
+    found = _of_library(error) or ApiError.of(error)
+    if found.status == 500:
+        logger.error("a request failed", exc_info=error)
+    return JSONResponse(envelope(request.url.path, found), found.status, found.headers)
+
+
+def _of_library(error: Exception) -> ApiError | None:
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error.errors())
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    return None
+
+
+def _of_validation(problems: Sequence[Any]) -> ApiError:
+    """The first problem of a body; a field that is not served is named as unknown."""
+    unknown = [one for one in problems if one["type"] == "extra_forbidden"]
+    problem = (unknown or problems)[0]
+    place = [str(step) for step in problem["loc"][1:]]
+    param = ".".join(place) or None
+    if unknown:
+        message = f"Unknown parameter: '{param}'; docs/serve.md lists those that are served."
+        return ApiError(400, message, param=param, code="unknown_parameter")
+    if problem["type"] == "json_invalid":
+        return ApiError(400, "the body is not valid JSON.", code="invalid_json")
+    code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
+    return ApiError(400, f"{param or 'the body'}: {problem['msg']}.", param=param, code=code)

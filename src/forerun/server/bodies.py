@@ -1,0 +1,131 @@
+"""Bodies of requests: every field that is served or ignored; any other is refused by its name.
+
+A field that changes the answer and is not served has no place here, so that it is never half obeyed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+_Text = Annotated[str, Field(min_length=1)]
+_MostStops = 64
+
+
+class Body(BaseModel):
+    """A JSON object whose fields are all known, of the declared types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SpeculativeBody(Body):
+    """Speculation of one request, within what the server was started with."""
+
+    method: _Text | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=256)
+
+
+class StreamOptions(Body):
+    """Options of a stream beside the text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Prediction(Body):
+    """An expected output, parts of which may come true."""
+
+    type: Literal["content"] = "content"
+    content: str | list[dict[str, Any]]
+
+
+class Message(BaseModel):
+    """A message of a conversation; a template may read further fields."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: _Text
+    content: str | list[dict[str, Any]] | None = None
+
+
+class SamplingBody(Body):
+    """Fields that all fronts of OpenAI's form share."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=1, ge=1, le=128)
+    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    temperature: float | None = Field(default=None, ge=0.0, le=100.0)
+    top_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
+    frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
+    stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
+    ignore_eos: bool | None = None
+    speculative: bool | SpeculativeBody | None = None
+    return_token_ids: bool | None = None
+    return_origins: bool | None = None
+    # Known to OpenAI and without effect on an answer of this server.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+class ChatBody(SamplingBody):
+    """Body of /v1/chat/completions, to which other chat fronts translate theirs."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    # No effect on an answer of this server.
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: str | None = None
+
+
+class CompletionBody(SamplingBody):
+    """Body of /v1/completions."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = Field(default=16, ge=0, le=2**31)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = False
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+
+class TokenizeBody(Body):
+    """Body of /tokenize, in llama.cpp's words (content) or vLLM's (prompt, messages)."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    model: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    with_pieces: bool = False
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """Body of /detokenize."""
+
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    model: str | None = None

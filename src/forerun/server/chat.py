@@ -1,0 +1,109 @@
+"""The core of all chat fronts: from a body in OpenAI's form to an answer in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from forerun.core import Hints
+from forerun.server.answers import Asked, Splitter, Thinking, Whole
+from forerun.server.bodies import ChatBody, Message
+from forerun.server.errors import ApiError
+from forerun.server.service import EngineRequest
+from forerun.server.state import ServerState, namespace_of
+
+# Tokens at the end of a prompt in which the template may have opened a thought.
+_TAIL = 8
+
+
+def ask(state: ServerState, request: HttpRequest, body: ChatBody) -> Asked:
+    """The answer to a conversation, to be opened by a response.
+
+    Raises:
+        ApiError: for another model, and while the server cannot answer.
+    """
+    return state.asked(request, body, partial(_make, state, body, namespace_of(request)))
+
+
+def _make(
+    state: ServerState, body: ChatBody, namespace: str
+) -> tuple[Sequence[EngineRequest], dict[str, Any]]:
+    token_ids = prompt_of(state, body.messages, body.chat_template_kwargs, body.reasoning_effort)
+    params = state.sampling(body)
+    params["max_tokens"] = _limit(body)
+    if body.logprobs:
+        params["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
+    hints = Hints(_prediction(state, body), namespace)
+    requests = state.repeated(body, [token_ids], params, hints=hints)
+    options = {
+        "new_splitter": _splitter(state, token_ids),
+        "per_prompt": len(requests),
+        "prediction_only": state.engine.config.method == "prediction",
+    }
+    return requests, options
+
+
+def prompt_of(
+    state: ServerState,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any] | None,
+    effort: str | None = None,
+) -> list[int]:
+    """The prompt of a conversation.
+
+    Raises:
+        ForerunError: for messages or variables that the template refuses, and without a template.
+    """
+    values = dict(variables or {})
+    if effort is not None and "reasoning_effort" in state.prompts.template_variables:
+        values.setdefault("reasoning_effort", effort)
+    written = [_written(message) for message in messages]
+    return state.prompts.read_messages(written, values or None)
+
+
+def _written(message: Message) -> dict[str, Any]:
+    """A message as templates know it: OpenAI's developer is their system."""
+    written = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        written["role"] = "system"
+    return written
+
+
+def _limit(body: ChatBody) -> int | None:
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise ApiError(
+            400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
+        )
+    if 0 in limits:
+        raise ApiError(400, "max_tokens is 0; an answer has at least 1 token.", param="max_tokens")
+    return limits.pop() if limits else None
+
+
+def _prediction(state: ServerState, body: ChatBody) -> tuple[int, ...]:
+    if body.prediction is None:
+        return ()
+    content = body.prediction.content
+    if not isinstance(content, str):
+        parts = [part.get("text") for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise ApiError(400, "a prediction is text, or parts of text.", param="prediction")
+        content = "".join(str(part) for part in parts)
+    return state.prompts.read_prediction(content)
+
+
+def _splitter(state: ServerState, token_ids: Sequence[int]) -> Any:
+    """Makes the splitter of each choice, by what the template writes and where the prompt ends."""
+    template, engine = state.template, state.engine
+    if template is None or Thinking.END not in template.source or engine.tokenizer is None:
+        return Whole
+    tail = engine.tokenizer.decode(list(token_ids[-_TAIL:]))
+    return partial(Thinking, tail.rstrip().endswith(Thinking.START))
+
+
+__all__ = ["Splitter", "ask", "prompt_of"]

@@ -1,0 +1,87 @@
+"""Errors of the server, and the envelopes in which clients expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forerun.errors import ForerunError
+
+# OpenAI's types of errors by status; others are errors of the server.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An error that a client is told about.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong, what is allowed and what to do.
+        param: the field of the body at fault.
+        code: short name for programs.
+        retry_after: seconds after which another try makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.param, self.code, self.retry_after = param, code, retry_after
+
+    @property
+    def kind(self) -> str:
+        return _TYPES.get(self.status, "server_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+    @classmethod
+    def of(cls, error: Exception) -> ApiError:
+        """The error of the API for any error: a user's mistake is named, a fault of the server is not."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, ForerunError):
+            return cls(400, str(error))
+        return cls(500, f"the server failed ({type(error).__name__}); its log says more.")
+
+
+def openai_envelope(error: ApiError) -> dict[str, Any]:
+    """The body of OpenAI's errors."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+ENVELOPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {"/": openai_envelope}
+"""Bodies of errors by the beginning of the path; the longest that fits counts."""
+
+
+def envelope(path: str, error: ApiError) -> dict[str, Any]:
+    """The body of an error in the form of the front that serves `path`."""
+    prefix = max((one for one in ENVELOPES if path.startswith(one)), key=len, default="/")
+    return ENVELOPES[prefix](error)

@@ -1,0 +1,216 @@
+"""/v1/chat/completions in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+
+from forerun.engine.requests import TokenEvent
+from forerun.server import chat
+from forerun.server.answers import (
+    Answer,
+    Choice,
+    Counts,
+    Ending,
+    Piece,
+    ToolCallPart,
+    speculation,
+    timings,
+)
+from forerun.server.bodies import ChatBody, SamplingBody
+from forerun.server.respond import AnswerResponse, Form, event
+from forerun.server.state import ServerState, TokenNames
+
+DONE = event("[DONE]")
+
+
+def routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, request: HttpRequest) -> AnswerResponse:
+        """Answer a conversation."""
+        asked, writer = chat.ask(state, request, body), ChatWriter(state, body)
+        form = Form(writer.whole, writer.stream if body.stream else None)
+        return AnswerResponse(asked, form, state.deadline)
+
+    return router
+
+
+@dataclass
+class Writer:
+    """Writes the objects of OpenAI's form that chat and completions share.
+
+    Args:
+        state: the server's.
+        body: what was asked for.
+    """
+
+    state: ServerState
+    body: SamplingBody
+    prefix: str = "chatcmpl"
+    kind: str = "chat.completion"
+    chunk_kind: str = "chat.completion.chunk"
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        options = self.body.stream_options
+        self.with_usage = options is not None and options.include_usage
+        self.most = self.state.engine.config.num_speculative_tokens
+        self.number = f"{self.prefix}-{uuid.uuid4().hex}"
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.number,
+            "object": kind,
+            "created": self.created,
+            "model": self.body.model or self.state.names[0],
+            "system_fingerprint": self.state.fingerprint,
+        }
+
+    def chunk(self, choice: dict[str, Any], endings: Sequence[Ending] = ()) -> str:
+        """An event with one choice; the last one of a choice has its timings."""
+        made = self.head(self.chunk_kind) | {"choices": [choice]}
+        if self.with_usage:
+            made["usage"] = None
+        if endings:
+            made["timings"] = timings(endings)
+        return event(made)
+
+    def last_chunk(self, answer: Answer) -> str:
+        """The event after all choices, with the usage if it is asked for."""
+        if not self.with_usage:
+            return DONE
+        made = self.head(self.chunk_kind) | {"choices": [], "usage": usage(answer.counts)}
+        return event(made | self.metrics(answer.endings)) + DONE
+
+    def metrics(self, endings: Sequence[Ending]) -> dict[str, Any]:
+        """Counters of speculation; empty if nothing was drafted."""
+        found = speculation(endings, self.most)
+        return {} if found is None else {"metrics": {"speculative_decoding": found}}
+
+    def extras(self, events: Sequence[TokenEvent]) -> dict[str, Any]:
+        """Token ids and origins of a choice, as far as they are asked for."""
+        found: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            found["token_ids"] = [one.token_id for one in events]
+        if self.body.return_origins:
+            found["token_origins"] = [one.origin.value for one in events]
+        return found
+
+    def whole_object(self, answer: Answer, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        made = self.head(self.kind) | {"choices": choices, "usage": usage(answer.counts)}
+        return made | {"timings": timings(answer.endings)} | self.metrics(answer.endings)
+
+
+class ChatWriter(Writer):
+    """Writes chat completions."""
+
+    body: ChatBody
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        choices = await answer.gathered()
+        return self.whole_object(answer, [self._choice(*pair) for pair in enumerate(choices)])
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.end is not None
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.tool_calls:
+            message["tool_calls"] = [_tool_call(part) for part in choice.tool_calls]
+            message["content"] = choice.text or None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.events),
+            "finish_reason": choice.end.reason,
+            **self.extras(choice.events),
+        }
+
+    async def stream(self, answer: Answer) -> AsyncIterator[str]:
+        begun = set[int]()
+        async for piece in answer:
+            if piece.index not in begun:
+                begun.add(piece.index)
+                first = {"role": "assistant", "content": "", "refusal": None}
+                yield self.chunk(self._delta(piece.index, first))
+            if delta := _delta(piece):
+                own = self._delta(piece.index, delta) | self.extras(piece.events)
+                yield self.chunk(own | {"logprobs": self._logprobs(piece.events)})
+            elif piece.events and (self.body.logprobs or self.extras(piece.events)):
+                # Tokens whose text is held back are reported all the same.
+                own = self._delta(piece.index, {"content": ""}) | self.extras(piece.events)
+                yield self.chunk(own | {"logprobs": self._logprobs(piece.events)})
+            if piece.end is not None:
+                last = self._delta(piece.index, {}) | {"finish_reason": piece.end.reason}
+                yield self.chunk(last, [piece.end])
+        yield self.last_chunk(answer)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, events: Sequence[TokenEvent]) -> dict[str, Any] | None:
+        if not self.body.logprobs:
+            return None
+        names = self.state.tokens
+        return {"content": [_logprob(names, one) for one in events], "refusal": None}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    split, delta = piece.split, dict[str, Any]()
+    if split.reasoning:
+        delta["reasoning_content"] = split.reasoning
+    if split.text:
+        delta["content"] = split.text
+    if split.tool_calls:
+        delta["tool_calls"] = [
+            _tool_call(part) | {"index": part.index} for part in split.tool_calls
+        ]
+    return delta
+
+
+def _tool_call(part: ToolCallPart) -> dict[str, Any]:
+    function = {"arguments": part.arguments}
+    if part.name is None:
+        return {"function": function}
+    return {"id": part.call_id, "type": "function", "function": {"name": part.name} | function}
+
+
+def _logprob(names: TokenNames, one: TokenEvent) -> dict[str, Any]:
+    assert one.logprob is not None
+    return _entry(names, one.token_id, one.logprob.logprob) | {
+        "top_logprobs": [_entry(names, *pair) for pair in one.logprob.top]
+    }
+
+
+def _entry(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
+    text, content = names(token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": list(content)}
+
+
+def finite(logprob: float) -> float:
+    """A log probability that JSON can hold; OpenAI writes -9999 for what is impossible."""
+    return max(logprob, -9999.0)
+
+
+def usage(counts: Counts) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.completion,
+        "total_tokens": counts.prompt + counts.completion,
+        "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": counts.reasoning,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": counts.accepted_prediction,
+            "rejected_prediction_tokens": counts.rejected_prediction,
+        },
+    }

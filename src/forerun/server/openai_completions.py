@@ -1,0 +1,139 @@
+"""/v1/completions in OpenAI's form, with echoed prompts and their log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, cast
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+
+from forerun.core import Hints
+from forerun.engine.requests import TokenLogprob
+from forerun.server.answers import Answer, Choice, Piece
+from forerun.server.bodies import CompletionBody
+from forerun.server.errors import ApiError
+from forerun.server.openai_chat import Writer, finite
+from forerun.server.respond import AnswerResponse, Form
+from forerun.server.service import EngineRequest
+from forerun.server.state import ServerState, TokenNames, namespace_of
+
+
+def routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, request: HttpRequest) -> AnswerResponse:
+        """Complete one prompt or several, given as text or token ids."""
+        if body.stream and body.echo:
+            raise ApiError(400, "echo does not stream; leave one of the two out.", param="echo")
+        if not body.max_tokens and not body.echo:
+            raise ApiError(400, "max_tokens is 0, which needs echo: true.", param="max_tokens")
+        make = partial(_make, state, body, namespace_of(request))
+        asked = state.asked(request, body, make)
+        writer = CompletionWriter(state, body, "cmpl", "text_completion", "text_completion")
+        form = Form(writer.whole, writer.stream if body.stream else None)
+        return AnswerResponse(asked, form, state.deadline)
+
+    return router
+
+
+def _make(
+    state: ServerState, body: CompletionBody, namespace: str
+) -> tuple[Sequence[EngineRequest], dict[str, Any]]:
+    params = state.sampling(body)
+    params["max_tokens"] = body.max_tokens or 1
+    if body.logprobs is not None:
+        params["logprobs"] = body.logprobs
+    prompts = [state.prompts.read(prompt) for prompt in _prompts(body)]
+    scored = body.logprobs if body.echo else None
+    requests = state.repeated(
+        body, prompts, params, hints=Hints(namespace=namespace), prompt_logprobs=scored
+    )
+    return requests, {"per_prompt": body.n or 1}
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    if not prompt:
+        raise ApiError(400, "prompt is an empty list; give at least one.", param="prompt")
+    return [*cast("list[str | list[int]]", prompt)]
+
+
+class CompletionWriter(Writer):
+    """Writes text completions."""
+
+    body: CompletionBody
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        choices = await answer.gathered()
+        return self.whole_object(answer, [self._choice(*pair) for pair in enumerate(choices)])
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.end is not None
+        done, keeps = choice.end.completion, bool(self.body.max_tokens)
+        text = choice.text if keeps else ""
+        scored = _scored(choice) if keeps else []
+        if self.body.echo:
+            text = self.state.text_of(done.prompt_ids) + text
+            # The first token of a text has no probability.
+            scored = [None, *(done.prompt_logprobs or ()), *scored]
+        first = done.prompt_ids[0]
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(scored, 0, first),
+            "finish_reason": choice.end.reason,
+            **self.extras(choice.events),
+        }
+
+    async def stream(self, answer: Answer) -> AsyncIterator[str]:
+        offsets = [0] * len(answer.requests)
+        async for piece in answer:
+            text = piece.split.text
+            if text or piece.end is not None or self.body.logprobs is not None:
+                yield self.chunk(
+                    {
+                        "index": piece.index,
+                        "text": text,
+                        "logprobs": self._logprobs(_scored(piece), offsets[piece.index]),
+                        "finish_reason": piece.end and piece.end.reason,
+                        **self.extras(piece.events),
+                    },
+                    [piece.end] if piece.end is not None else (),
+                )
+            offsets[piece.index] += len(text)
+        yield self.last_chunk(answer)
+
+    def _logprobs(
+        self, scored: Sequence[TokenLogprob | None], offset: int, first: int = 0
+    ) -> dict[str, Any] | None:
+        """OpenAI's four lists; None among `scored` is the token `first`, which has no probability."""
+        if self.body.logprobs is None:
+            return None
+        names = self.state.tokens
+        texts = [names(first if one is None else one.token_id)[0] for one in scored]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if one is None else finite(one.logprob) for one in scored],
+            "top_logprobs": [None if one is None else _top(names, one) for one in scored],
+            "text_offset": [offset + size for size in accumulate(map(len, texts[:-1]), initial=0)]
+            if texts
+            else [],
+        }
+
+
+def _top(names: TokenNames, one: TokenLogprob) -> dict[str, float]:
+    """Alternatives by their text, best first, the token itself among them."""
+    found: dict[str, float] = {}
+    for token, logprob in (*one.top, (one.token_id, one.logprob)):
+        found.setdefault(names(token)[0], finite(logprob))
+    return found
+
+
+def _scored(part: Choice | Piece) -> list[TokenLogprob | None]:
+    return [one.logprob for one in part.events if one.logprob is not None]

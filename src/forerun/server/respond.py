@@ -1,0 +1,121 @@
+"""The response to a request for an answer: one JSON object or a stream, until the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from forerun.server.answers import Answer, Asked
+from forerun.server.errors import ApiError, envelope
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The wire format of a front.
+
+    Args:
+        whole: the object of an answer that does not stream.
+        stream: the events of one that does, each as it is sent; None if none is asked for.
+        failed: the event of an error in the middle of a stream, given the body of its envelope.
+    """
+
+    whole: Callable[[Answer], Awaitable[dict[str, Any]]]
+    stream: Callable[[Answer], AsyncIterator[str]] | None = None
+    failed: Callable[[dict[str, Any]], str] = lambda body: event(body)
+
+
+def event(data: Any, name: str | None = None) -> str:
+    """A server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {data if isinstance(data, str) else written(data)}\n\n"
+
+
+def written(data: Any) -> str:
+    """JSON as OpenAI's server writes it."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+class AnswerResponse(Response):
+    """Opens an answer, sends it, and ends its job, even when the client goes before.
+
+    Args:
+        asked: opens the answer.
+        form: the wire format.
+        deadline: seconds after which it ends with an error.
+    """
+
+    def __init__(self, asked: Asked, form: Form, deadline: float | None = None) -> None:
+        super().__init__()
+        self._asked, self._form, self._deadline = asked, form, deadline
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._answer(scope, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            try:
+                await asyncio.gather(work, gone, return_exceptions=True)
+            finally:
+                self._asked.close()
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._deadline):
+                answer = await self._asked.open()
+                if self._form.stream is None:
+                    await self._send_json(send, 200, await self._form.whole(answer), {})
+                else:
+                    await self._send_stream(send, self._form.stream(answer))
+        except TimeoutError:
+            text = f"the request took longer than {self._deadline:g} seconds."
+            await self._fail(scope, send, ApiError(504, text, code="timeout"))
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.error("a request failed: %s", type(error).__name__, exc_info=error)
+            await self._fail(scope, send, ApiError.of(error))
+
+    async def _send_stream(self, send: Send, events: AsyncIterator[str]) -> None:
+        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        await self._start(send, 200, headers | {"X-Accel-Buffering": "no"})
+        async for text in events:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_json(
+        self, send: Send, status: int, content: dict[str, Any], headers: dict[str, str]
+    ) -> None:
+        body = written(content).encode()
+        size = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        await self._start(send, status, size | headers)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _start(self, send: Send, status: int, headers: dict[str, str]) -> None:
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        self._begun = True
+
+    async def _fail(self, scope: Scope, send: Send, error: ApiError) -> None:
+        body = envelope(scope["path"], error)
+        if not self._begun:
+            await self._send_json(send, error.status, body, error.headers)
+            return
+        text = self._form.failed(body).encode()
+        await send({"type": "http.response.body", "body": text, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,357 @@
+"""The engine's loop in a thread of its own, and the jobs that it works on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+from forerun.core import NO_HINTS, Hints
+from forerun.engine.engine import Engine
+from forerun.engine.parts import TimedRound
+from forerun.engine.requests import Completion, TokenEvent
+from forerun.server.errors import ApiError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# Seconds after which a client is asked to come back while the server loads, drains or is full.
+RETRY_AFTER = 1
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One request to the engine.
+
+    Args:
+        token_ids: the prompt.
+        params: sampling parameters by name; the model's own apply to the others.
+        speculative: draft for it.
+        hints: for the drafters; its namespace separates the requests of different keys.
+        prompt_logprobs: alternatives of each prompt token to report; None reports nothing.
+    """
+
+    token_ids: Sequence[int]
+    params: Mapping[str, Any]
+    speculative: bool = True
+    hints: Hints = NO_HINTS
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New tokens of one request of a job, from one round.
+
+    Args:
+        index: the request's place in the job.
+        events: its new tokens.
+        completion: its result, with the last update.
+        predicted_seconds: time from its first round to its newest token.
+    """
+
+    index: int
+    events: Sequence[TokenEvent]
+    completion: Completion | None = None
+    predicted_seconds: float = 0.0
+
+
+@dataclass
+class Job:
+    """The requests that one body has made, and the queue of their updates.
+
+    Args:
+        requests: the engine requests.
+        key: namespace of the client's key.
+        loop: where the updates are awaited.
+    """
+
+    requests: Sequence[EngineRequest]
+    key: str
+    loop: asyncio.AbstractEventLoop
+    updates: asyncio.Queue[Update | Exception] = field(default_factory=asyncio.Queue)
+    started: float = field(default_factory=perf_counter)
+    left: int = 0
+    """Requests whose last update has not come."""
+
+    def __aiter__(self) -> AsyncIterator[Update]:
+        return self._follow()
+
+    async def _follow(self) -> AsyncIterator[Update]:
+        while self.left:
+            update = await self.updates.get()
+            if isinstance(update, Exception):
+                raise update
+            if update.completion is not None:
+                self.left -= 1
+                error = update.completion.error
+                if error is not None:
+                    raise ApiError.of(error)
+            yield update
+
+
+@dataclass
+class _Running:
+    """A request in the engine."""
+
+    job: Job
+    index: int
+    first: float = 0.0
+    """Time at which its first round began."""
+
+
+class EngineService:
+    """Runs an engine for many clients.
+
+    `submit` and the jobs belong to asyncio; everything that touches the engine runs in the service's
+    thread, which takes new requests and cancellations between two rounds.
+
+    Args:
+        load: makes the engine; called in the thread, so that the server answers meanwhile.
+        max_queue: requests that may wait for a row.
+        max_per_key: requests of one key at once; None sets no limit.
+    """
+
+    def __init__(
+        self, load: Callable[[], Engine], *, max_queue: int = 256, max_per_key: int | None = None
+    ) -> None:
+        self._load, self.max_queue, self.max_per_key = load, max_queue, max_per_key
+        self.engine: Engine | None = None
+        self.failure: BaseException | None = None
+        self.draining = False
+        self.on_loaded: Callable[[], None] = lambda: None
+        self.on_update: Callable[[Job, Update], None] = lambda *_: None
+        """Called for every update, in the event loop of its job."""
+        self._open: Counter[str] = Counter()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        self._outbox: list[tuple[Job, Update | Exception]] = []
+        self._round_seconds = 0.0
+        # What the engine says goes to whoever listens where the service was made.
+        run = partial(copy_context().run, self._run)
+        self._thread = threading.Thread(target=run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; all jobs end with an error. May be called twice."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    async def ask(self, question: Callable[[Engine], T]) -> T:
+        """The answer of the engine to a question that must not meet a round.
+
+        Raises:
+            ApiError: as `ready` does.
+        """
+        engine, loop = self.ready(), asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def settle(found: T) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        self._inbox.put(lambda: _call(loop, partial(settle, question(engine))))
+        return await answer
+
+    @property
+    def open(self) -> int:
+        """Number of requests that wait or run."""
+        return self._open.total()
+
+    def ready(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ApiError: while it loads, and once the server drains.
+        """
+        if self.engine is None:
+            raise ApiError(503, "the model is loading; try again soon.", retry_after=RETRY_AFTER)
+        if self.draining:
+            raise ApiError(503, "the server is shutting down.", retry_after=RETRY_AFTER)
+        return self.engine
+
+    async def submit(self, requests: Sequence[EngineRequest], key: str = "") -> Job:
+        """Queue requests; the job must be left with `end`.
+
+        Raises:
+            ApiError: if too many wait, or the engine refuses one of them; then none runs.
+        """
+        self._admit(len(requests), key)
+        job = Job(requests, key, asyncio.get_running_loop(), left=len(requests))
+        accepted = job.loop.create_future()
+        self._open[key] += len(requests)
+        self._inbox.put(lambda: self._take(job, accepted))
+        try:
+            await accepted
+        except BaseException:
+            self.end(job)
+            raise
+        return job
+
+    def end(self, job: Job) -> None:
+        """Cancel what still runs of a job and free its place in the queue."""
+        if self._open[job.key]:
+            self._open[job.key] -= len(job.requests)
+        self._open += Counter()
+        if job.left:
+            self._inbox.put(lambda: self._cancel(job))
+
+    def _admit(self, count: int, key: str) -> None:
+        engine = self.ready()
+        most = engine.max_batch_size + self.max_queue
+        if count > most:
+            raise ApiError(400, f"the request asks for {count} answers; at most {most} fit.")
+        if self.open + count > most:
+            raise ApiError(
+                429,
+                "the server is full; try again soon.",
+                code="queue_full",
+                retry_after=RETRY_AFTER,
+            )
+        if self.max_per_key is not None and self._open[key] + count > self.max_per_key:
+            raise ApiError(
+                429,
+                f"this key has {self._open[key]} requests and may have {self.max_per_key} at once.",
+                code="rate_limit_exceeded",
+                retry_after=RETRY_AFTER,
+            )
+
+    def _run(self) -> None:
+        try:
+            self.engine = self._load()
+            self.engine.watch_times(self._note_round)
+        except BaseException as error:
+            self.failure = error
+            self.on_loaded()
+            return
+        self.on_loaded()
+        try:
+            while self._take_all(wait=not self.engine.has_work):
+                if self.engine.has_work:
+                    self._step(self.engine)
+                self._publish_ended(self.engine)
+                self._flush()
+        finally:
+            self._fail_all(ApiError(503, "the server was shut down.", retry_after=RETRY_AFTER))
+            self.engine.close()
+
+    def _note_round(self, done: TimedRound) -> None:
+        self._round_seconds = done.times.total
+
+    def _take_all(self, wait: bool) -> bool:
+        """Do all that waits in the inbox; False if the service is to end."""
+        while True:
+            try:
+                action = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if action is None:
+                return False
+            action()
+            wait = False
+
+    def _take(self, job: Job, accepted: asyncio.Future[None]) -> None:
+        engine, taken = self.engine, dict[int, _Running]()
+        assert engine is not None
+        try:
+            for index, one in enumerate(job.requests):
+                number = engine.add(
+                    one.token_ids,
+                    one.params,
+                    speculative=one.speculative,
+                    hints=one.hints,
+                    prompt_logprobs=one.prompt_logprobs,
+                )
+                taken[number] = _Running(job, index)
+        except Exception as error:
+            for number in taken:
+                engine.cancel(number)
+                engine.completion(number)
+            _call(job.loop, partial(_settle, accepted, ApiError.of(error)))
+            return
+        self._running |= taken
+        _call(job.loop, partial(_settle, accepted))
+
+    def _cancel(self, job: Job) -> None:
+        assert self.engine is not None
+        for number in [n for n, running in self._running.items() if running.job is job]:
+            self.engine.cancel(number)
+            self._running.pop(number)
+            self.engine.completion(number)
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            events = engine.step()
+        except Exception as error:
+            logger.exception("a round failed; all requests end")
+            self._fail_all(ApiError.of(error))
+            return
+        now, by_request = perf_counter(), defaultdict[int, list[TokenEvent]](list)
+        for event in events:
+            by_request[event.request_id].append(event)
+        for number, new in by_request.items():
+            running = self._running.get(number)
+            if running is None:
+                continue
+            running.first = running.first or now - self._round_seconds
+            ended = new[-1].finish_reason is not None
+            completion = engine.completion(number) if ended else None
+            self._publish(number, Update(running.index, new, completion, now - running.first))
+
+    def _publish_ended(self, engine: Engine) -> None:
+        """Publish the ends that came without a token, by an error."""
+        for number in engine.ended:
+            completion, running = engine.completion(number), self._running.get(number)
+            if running is not None:
+                self._publish(number, Update(running.index, (), completion))
+
+    def _publish(self, number: int, update: Update) -> None:
+        running = self._running[number]
+        if update.completion is not None:
+            del self._running[number]
+        self._outbox.append((running.job, update))
+
+    def _fail_all(self, error: ApiError) -> None:
+        """End all requests with an error."""
+        for job in {id(running.job): running.job for running in self._running.values()}.values():
+            self._cancel(job)
+            self._outbox.append((job, error))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hand all updates of a round to asyncio, in one call an event loop."""
+        by_loop = defaultdict[asyncio.AbstractEventLoop, list[tuple[Job, Update | Exception]]](list)
+        for job, update in self._outbox:
+            by_loop[job.loop].append((job, update))
+        self._outbox.clear()
+        for loop, updates in by_loop.items():
+            _call(loop, partial(self._deliver, updates))
+
+    def _deliver(self, updates: Sequence[tuple[Job, Update | Exception]]) -> None:
+        for job, update in updates:
+            job.updates.put_nowait(update)
+            if isinstance(update, Update):
+                self.on_update(job, update)
+
+
+def _settle(accepted: asyncio.Future[None], error: Exception | None = None) -> None:
+    if not accepted.done():
+        accepted.set_result(None) if error is None else accepted.set_exception(error)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function in an event loop, unless that has ended."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        logger.debug("the event loop of a job has ended")

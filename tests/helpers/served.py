@@ -1,0 +1,108 @@
+"""Servers over toy models, in this process: behind a test client, or on a port of their own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.testclient import TestClient
+
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.engine import Engine
+from forerun.server.app import build_app
+from forerun.server.gate import Limits
+from forerun.server.listen import Server
+from forerun.server.service import EngineService
+from forerun.server.state import ServerState
+from forerun.testing import ToyModel
+from tests.helpers.toy_chat import END, MARKS, TEMPLATE, WORDS, toy_tokenizer
+
+MODEL = "toy"
+USER = [{"role": "user", "content": "w1 w2 w1 w2"}]
+
+
+def served_engine(rows: int = 3, template: str | None = TEMPLATE, **options: Any) -> Engine:
+    """An engine of a chat model that drafts by n-grams."""
+    return Engine(
+        ToyModel(len(MARKS) + len(WORDS)),
+        NgramDrafter(1, 3),
+        SpeculativeConfig(method="ngram", num_speculative_tokens=4, policy="fixed"),
+        tokenizer=toy_tokenizer(template),
+        eos_token_ids=[END],
+        max_batch_size=rows,
+        **{"max_context": 128, **options},
+    )
+
+
+class Client(TestClient):
+    """A client of one server, and its state."""
+
+    state: ServerState
+
+    def chat(self, **body: Any) -> Any:
+        """The answer to a conversation, or the error."""
+        return self.post("/v1/chat/completions", json={"messages": USER, **body}).json()
+
+    def chunks(self, path: str = "/v1/chat/completions", /, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, without its end."""
+        body = {**({"messages": USER} if "chat" in path else {}), **body, "stream": True}
+        return events_of(self.post(path, json=body).text)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The objects of a stream that has ended as OpenAI's do."""
+    *events, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(event.startswith("data: ") for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def state_of(
+    engine: Engine | None = None, deadline: float | None = None, **limits: Any
+) -> ServerState:
+    made = engine or served_engine()
+    return ServerState(EngineService(lambda: made, **limits), [MODEL], deadline)
+
+
+@contextmanager
+def client(state: ServerState | None = None, limits: Limits | None = None) -> Iterator[Client]:
+    """A client of a server whose model is loaded."""
+    state = state or state_of()
+    with Client(build_app(state, limits or Limits()), raise_server_exceptions=False) as made:
+        made.state = state
+        wait_for(lambda: state.service.engine is not None)
+        yield made
+
+
+@contextmanager
+def listening(
+    state: ServerState, limits: Limits | None = None, drain: float = 5.0
+) -> Iterator[Any]:
+    """A server on a free port; yields it and its address."""
+    config = uvicorn.Config(
+        build_app(state, limits or Limits()), port=0, log_level="error", timeout_graceful_shutdown=1
+    )
+    server = Server(config, state.service, drain)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(lambda: server.started and state.service.engine is not None)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield server, f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_for(holds: Any, seconds: float = 60.0) -> None:
+    """Wait until something holds; a loaded machine may take its time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.002)
