@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.shell_completion import CompletionItem, ShellComplete
@@ -86,9 +87,8 @@ def test_a_shell_loads_no_torch(words: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_its_script(shell: str) -> None:
-    from forerun.cli.reference import HEAD
-
-    assert f"_FORERUN_COMPLETE={shell}_source" in HEAD
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    assert f"_FORERUN_COMPLETE={shell}_source" in page.read_text(encoding="utf-8")
     program = (
         f"import os; os.environ['_FORERUN_COMPLETE'] = '{shell}_source'\n"
         "from forerun.cli.main import main; main()"

@@ -14,10 +14,11 @@ import click
 import pytest
 
 from forerun.cli import EXAMPLE
-from forerun.cli.foreign import TAKEN, TOLD, advice, own_flag
 from forerun.cli.groups import every_command
 from forerun.cli.main import application
 from forerun.cli.options import Command
+from forerun.engine.resolve import LoadOptions
+from forerun.foreign import TAKEN, TOLD, advice, own_flag
 from tests.helpers import forked
 from tests.helpers.command_line import Cli
 
@@ -104,7 +105,8 @@ def test_every_flag_of_every_command_takes_underscores(name: str) -> None:
 
 def test_the_tables_lead_to_flags_that_exist() -> None:
     flags = {flag for command in commands().values() for flag in command._flags}
-    assert set(TAKEN.values()) <= flags
+    arguments = {name.replace("_", "-") for name in LoadOptions.__annotations__}
+    assert set(TAKEN.values()) <= flags | arguments
     assert {name for names, _ in TOLD.values() for name in names} <= flags
     simulate = commands()["simulate"]._flags
     assert own_flag("draft", simulate) == "draft"

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from forerun.cli.report import Round
+from forerun.cli.outcome import Round
 from forerun.cli.rounds import show_rounds
 from forerun.core import Origin, Tree
 from forerun.drafters.draft_model import DraftModelDrafter

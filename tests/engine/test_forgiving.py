@@ -19,7 +19,7 @@ from forerun.core import Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
-from forerun.engine.resolve import ELSEWHERE, LoadOptions
+from forerun.engine.resolve import LoadOptions
 from forerun.engine.settings import EngineOptions, EngineSettings
 from forerun.errors import CheckpointError, ConfigError, ForerunError, UnknownNameError
 from forerun.models import Checkpoint, Placement, load_model
@@ -193,10 +193,20 @@ def test_type_checkers_know_the_settings_of_an_engine() -> None:
 _RENAMED = {"model": "draft_model", "revision": "draft_revision"}
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_names_of_other_engines_are_corrected(saved: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("n_ctx", "max_context"),
+        ("max_model_len", "max_context"),
+        ("n_parallel", "max_batch_size"),
+        ("assistant_model", "draft_model"),
+        ("gamma", "num_speculative_tokens"),
+        ("speculative_config", "speculative"),
+    ],
+)
+def test_names_of_other_engines_are_corrected(saved: Path, name: str, ours: str) -> None:
     options: Any = {name: 64}
-    with pytest.raises(ConfigError, match=f"{name} is called {ELSEWHERE[name]} here"):
+    with pytest.raises(ConfigError, match=f"{name} is called {ours} here"):
         forerun.load(saved, **options)
 
 

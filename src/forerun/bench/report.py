@@ -13,10 +13,9 @@ from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD
 from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate, summarize
 from forerun.bench.verdict import Recommendation, defects, shown, times, verdicts
-from forerun.report.result import Result, Sentence
+from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
 
-DEFECT_FOUND = 1
 _HEADER = (
     "setting",
     "speed-up (95 %)",

@@ -103,10 +103,9 @@ def _load(
 ) -> Repl:
     with waiting("starting"):
         from forerun.cli.conversation import Conversation
+        from forerun.cli.outcome import SingleRequest
         from forerun.cli.repl import Repl
-        from forerun.cli.report import SingleRequest
         from forerun.engine.chat import ChatTemplate
-        from forerun.engine.load import DEFAULT_CONTEXT
 
         checkpoint = request.model.open()
     params, origins = settled(request.sampling, checkpoint.sampling_defaults, USUAL)
@@ -125,10 +124,12 @@ def _load(
             conversation.set_system(system)
     # A variable that the template does not read is refused before the model is loaded.
     empty = conversation.prompt({"role": "user", "content": ""})
-    context = request.model.max_context or min(DEFAULT_CONTEXT, checkpoint.summary.max_context)
     with bars():
         engine = request.model.load(
-            checkpoint, choice, max_context=context, compression=request.compression
+            checkpoint,
+            choice,
+            max_context=request.model.max_context,
+            compression=request.compression,
         )
     restore(engine, request.session, session)
     first = SingleRequest(request.model.model, engine, empty, params, origins)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.bars import bars, waiting
@@ -13,11 +11,11 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN, ModelOptions
 from forerun.engine.resolve import choose
 from forerun.options import Text, option, options
-from forerun.report.result import Result
+from forerun.report.result import DEFECT_FOUND, Result
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
-    from forerun.measure.paired import Pair
+    from forerun.measure.paired import Comparison
 
 # Pairs of runs of each question; the first is shown as it comes.
 PAIRS = 3
@@ -74,37 +72,9 @@ class DemoRequest:
     )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Greedy answer to a question.
-
-    Args:
-        kind: of the question.
-        prompt: the question.
-        pairs: of runs, the first of which was shown.
-    """
-
-    kind: str
-    prompt: str
-    pairs: Sequence[Pair]
-
-    @property
-    def text(self) -> str:
-        return self.pairs[0].speculative.completion.text
-
-    @property
-    def identical(self) -> bool:
-        return all(pair.identical for pair in self.pairs)
-
-    @property
-    def speedup(self) -> float:
-        """The median of the pairs' ratios of tokens a second."""
-        return statistics.median(pair.speedup for pair in self.pairs)
-
-
-def rates(answers: Sequence[Answer]) -> tuple[float, float]:
+def rates(comparisons: Iterable[Comparison]) -> tuple[float, float]:
     """Tokens a second of all runs, prompts included: plain and speculative."""
-    pairs = [pair for answer in answers for pair in answer.pairs]
+    pairs = [pair for comparison in comparisons for pair in comparison.pairs]
     sides = [pair.plain for pair in pairs], [pair.speculative for pair in pairs]
     plain, speculative = (
         sum(len(run.events) for run in side) / sum(run.seconds for run in side) for side in sides
@@ -129,32 +99,35 @@ def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
         engine = model.load(checkpoint, choice, max_context=context)
     if max_tokens is None:
         max_tokens = CODE_TOKENS if ChatTemplate.of(engine.tokenizer) is None else ANSWER_TOKENS
-    answers = list(_answered(engine, max_tokens, new_output))
-    plain, speculative = rates(answers)
-    identical = all(answer.identical for answer in answers)
+    answers = dict(_answered(engine, max_tokens, new_output))
+    plain, speculative = rates(answers.values())
+    identical = all(answer.identical for answer in answers.values())
     content = {
         "method": engine.config.method,
-        "answers": [_content(answer) for answer in answers],
+        "answers": [_content(kind, answer) for kind, answer in answers.items()],
         "plain_tokens_per_second": plain,
         "tokens_per_second": speculative,
         "identical": identical,
     }
+    lines = [
+        _line(kind, *rates([answer]), answer.speedup, bool(answer.identical))
+        for kind, answer in answers.items()
+    ]
     return Result(
         settings={"max_tokens": max_tokens},
-        answers=[
-            *(_line(one.kind, *rates([one]), one.speedup, one.identical) for one in answers),
-            _line("all", plain, speculative, speculative / plain, identical),
-        ],
+        answers=[*lines, _line("all", plain, speculative, speculative / plain, identical)],
         content=content,
-        exit_code=0 if identical else 1,
+        exit_code=0 if identical else DEFECT_FOUND,
         device=engine.target.device,
     )
 
 
-def _answered(engine: Engine, max_tokens: int, new_output: NewOutput) -> Iterator[Answer]:
-    """Answers to each question, the first of which is shown as it comes."""
+def _answered(
+    engine: Engine, max_tokens: int, new_output: NewOutput
+) -> Iterator[tuple[str, Comparison]]:
+    """The answer to each question by its kind, the first run of which is shown as it comes."""
     from forerun.engine.chat import ChatTemplate, encode_text
-    from forerun.measure.paired import run_pair
+    from forerun.measure.paired import comparison_of, run_pair
     from forerun.params import SamplingParams
 
     template = ChatTemplate.of(engine.tokenizer)
@@ -170,7 +143,7 @@ def _answered(engine: Engine, max_tokens: int, new_output: NewOutput) -> Iterato
         first = run_pair(engine, token_ids, params, see=output.event)
         output.end(first.speculative.completion.text + "\n")
         more = [run_pair(engine, token_ids, params) for _ in range(PAIRS - 1)]
-        yield Answer(kind, prompt, [first, *more])
+        yield kind, comparison_of(engine, token_ids, params, [first, *more])
 
 
 def _line(kind: str, plain: float, speculative: float, speedup: float, identical: bool) -> str:
@@ -178,16 +151,16 @@ def _line(kind: str, plain: float, speculative: float, speedup: float, identical
     return f"{kind:<11} plain {plain:5.0f} tokens/s, speculative {speculative:5.0f}: {speedup:.2f} x, {same}"
 
 
-def _content(answer: Answer) -> dict[str, Any]:
-    stats = answer.pairs[0].speculative.completion.stats
+def _content(kind: str, answer: Comparison) -> dict[str, Any]:
+    completion = answer.pairs[0].speculative.completion
     plain, speculative = rates([answer])
     return {
-        "kind": answer.kind,
-        "prompt": answer.prompt,
-        "text": answer.text,
+        "kind": kind,
+        "prompt": {**QUESTIONS, **BEGINNINGS}[kind],
+        "text": completion.text,
         "plain_tokens_per_second": plain,
         "tokens_per_second": speculative,
         "speedup": answer.speedup,
         "identical": answer.identical,
-        "stats": stats.as_dict(),
+        "stats": completion.stats.as_dict(),
     }

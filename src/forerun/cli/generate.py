@@ -19,23 +19,22 @@ from forerun.cli.prompt import (
 from forerun.cli.session import keep, keep_what_there_is, open_session, restore
 from forerun.compression import Compression
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, in_steps
+from forerun.engine.model_options import ModelOptions, context_of
 from forerun.engine.resolve import Resolved, choose
 from forerun.engine.speculation_options import settings_of, speculation
 from forerun.errors import ConfigError
 from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams, sampling, settled
 from forerun.progress import say
-from forerun.report.result import Interrupted, Result
+from forerun.report.result import DEFECT_FOUND, Interrupted, Result
 from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
-    from forerun.cli.report import Outcome, SingleRequest
+    from forerun.cli.outcome import Outcome, SingleRequest
     from forerun.core import Hints
     from forerun.kv_cache.session_file import Session
     from forerun.measure.paired import Run
 
-DEFECT_FOUND = 1
 USUAL = SamplingParams()
 
 
@@ -195,7 +194,7 @@ def _load(
 ) -> SingleRequest:
     """A request ready to run, on an engine with room for it and no more."""
     with waiting("starting"):
-        from forerun.cli.report import SingleRequest
+        from forerun.cli.outcome import SingleRequest
 
         checkpoint = request.model.open()
     params, origins = settled(request.sampling, checkpoint.sampling_defaults, USUAL)
@@ -204,8 +203,8 @@ def _load(
         show_prompt(prompt)
     assert params.max_tokens is not None
     held = 0 if session is None else len(session.token_ids) + 1
-    needed = in_steps(max(len(prompt.token_ids) + params.max_tokens, held))
-    context = request.model.max_context or min(needed, checkpoint.summary.max_context)
+    needed = max(len(prompt.token_ids) + params.max_tokens, held)
+    context = context_of(checkpoint, request.model.max_context, needed)
     with bars():
         engine = request.model.load(
             checkpoint, choice, max_context=context, compression=request.compression
@@ -225,7 +224,7 @@ def _say_how(request: GenerateRequest, single: SingleRequest) -> None:
 def _complete(
     request: GenerateRequest, single: SingleRequest, hints: Hints, output: Output
 ) -> Outcome:
-    from forerun.cli.report import Outcome, Round
+    from forerun.cli.outcome import Outcome, Round
     from forerun.measure.paired import Run
 
     engine, prompt_ids = single.engine, single.prompt.token_ids
@@ -262,7 +261,7 @@ def _complete(
 def _compare(
     request: GenerateRequest, single: SingleRequest, hints: Hints, output: Output
 ) -> Outcome:
-    from forerun.cli.report import Outcome
+    from forerun.cli.outcome import Outcome
     from forerun.measure.paired import compare
 
     started: list[Run] = []
@@ -305,7 +304,7 @@ def _finish(request: GenerateRequest, outcome: Outcome, output: Output) -> None:
 
 
 def _result(request: GenerateRequest, outcome: Outcome) -> Result:
-    from forerun.cli.report import report
+    from forerun.cli.outcome import report
     from forerun.measure.attribution import DEFECT
 
     engine, comparison = outcome.request.engine, outcome.comparison

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from forerun.cli.foreign import COMMANDS
+from forerun.foreign import COMMANDS
 
 
 class Row(NamedTuple):

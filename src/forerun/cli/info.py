@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, check_context
+from forerun.engine.model_options import ModelOptions, context_of
 from forerun.engine.resolve import choose
 from forerun.errors import CheckpointError
 from forerun.files import size_text
@@ -17,9 +17,6 @@ from forerun.report.table import Cell, Table
 
 if TYPE_CHECKING:
     from forerun.models import Checkpoint, Placement, RunConfig
-
-# Context to count the caches' memory for, where the model has a longer one.
-USUAL_CONTEXT = 4096
 
 
 @options
@@ -54,10 +51,9 @@ def run(request: InfoRequest) -> Result:
 
     model, placement = request.model.model, request.model.placement
     checkpoint = Checkpoint.open(model, request.model.revision)
-    run, summary = checkpoint.run_config(placement), checkpoint.summary
-    check_context(request.model.max_context, checkpoint)
+    run = checkpoint.run_config(placement)
+    context = context_of(checkpoint, request.model.max_context)
     choice = choose(SpeculativeConfig(), model).config
-    context = request.model.max_context or min(summary.max_context, USUAL_CONTEXT)
     content = {
         "model": model,
         **_of_checkpoint(checkpoint),

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from forerun.cli.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.flags import flags_of
+from forerun.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
 
 # Short flags; `-md` is llama.cpp's.
 SHORT = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.cli.report import Outcome
+    from forerun.cli.outcome import Outcome
     from forerun.cli.terminal import PlainOutput
     from forerun.engine.requests import TokenEvent
     from forerun.measure.paired import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.panel import Panel
 from rich.table import Table
 
-from forerun.cli.report import Outcome
+from forerun.cli.outcome import Outcome
 from forerun.core import FinishReason, PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine

@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from forerun.cli.report import Round
+from forerun.cli.outcome import Round
 from forerun.cli.styles import MARKS, MEANINGS, STYLES
 from forerun.core import Origin, Tree
 from forerun.engine.text import ON_ONE_LINE, Tokenizer

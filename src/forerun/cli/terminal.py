@@ -10,9 +10,9 @@ from typing import IO
 from rich.console import Console
 from rich.segment import Segment, Segments
 
+from forerun.cli.outcome import Outcome
 from forerun.cli.output import Output
 from forerun.cli.panel import summary
-from forerun.cli.report import Outcome
 from forerun.cli.rounds import show_rounds
 from forerun.cli.styles import MARKS, PROMPT, coloured, legend_of, segments
 from forerun.core import Origin

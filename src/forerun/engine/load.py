@@ -16,7 +16,7 @@ from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.engine import Engine
-from forerun.engine.model_options import DEFAULT_MODEL
+from forerun.engine.model_options import DEFAULT_MODEL, context_of
 from forerun.engine.resolve import LoadOptions, Resolved, Speculative, name_of, resolve, split
 from forerun.engine.settings import EngineSettings, check_part
 from forerun.errors import ConfigError
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-
-# Default limit of a request's prompt and output tokens, because caches are allocated at once.
-DEFAULT_CONTEXT = 4096
 
 
 def load(
@@ -105,7 +102,7 @@ def _assembled(
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
     pair = _paired(ModelPair(target, target.run_config(placement)), placement, asked)
-    rows, context = settings.max_batch_size, _context(target, settings.max_context)
+    rows, context = settings.max_batch_size, context_of(target, settings.max_context)
     # A chain never extends beyond the context.
     tree_slots = 0 if config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
@@ -246,14 +243,3 @@ def _open(model: Any, revision: str | None, tokenizer: Any = None) -> Checkpoint
             "Checkpoint.open."
         )
     return model if isinstance(model, Checkpoint) else LoadedModel.of(model, tokenizer)
-
-
-def _context(target: Checkpoint, max_context: int | None) -> int:
-    longest = target.summary.max_context
-    if max_context is None:
-        return min(DEFAULT_CONTEXT, longest)
-    if not 2 <= max_context <= longest:
-        raise ConfigError(
-            f"max_context is {max_context}; {target.name} takes 2 to {longest} tokens."
-        )
-    return max_context

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from forerun.engine.resolve import Resolved
     from forerun.models import Checkpoint, Placement
 
-# Caches are allocated in steps of this many tokens.
-CONTEXT_STEP = 64
+# Caches are allocated at once, in steps of this many tokens, for so many unless more are asked for.
+CONTEXT_STEP, DEFAULT_CONTEXT = 64, 4096
 
 
 def default_model() -> str:
@@ -81,7 +81,7 @@ class ModelOptions:
 
         set_threads(self.threads)
         checkpoint = Checkpoint.open(self.model, self.revision)
-        check_context(self.max_context, checkpoint)
+        context_of(checkpoint, self.max_context)
         return checkpoint
 
     def load(
@@ -89,7 +89,7 @@ class ModelOptions:
         checkpoint: Checkpoint,
         choice: Resolved | None,
         *,
-        max_context: int,
+        max_context: int | None,
         max_batch_size: int = 1,
         prefix_reuse: bool = True,
         compression: Compression = NO_COMPRESSION,
@@ -142,20 +142,15 @@ def set_threads(threads: int | None) -> None:
     torch.set_num_threads(min(threads, most))
 
 
-def check_context(max_context: int | None, checkpoint: Checkpoint) -> None:
-    """Refuse a context above the model's own.
+def context_of(checkpoint: Checkpoint, asked: int | None, needed: int = DEFAULT_CONTEXT) -> int:
+    """The tokens that a row of a cache is allocated for: those asked for, or those needed at most.
 
     Raises:
-        ConfigError: with the model's number.
+        ConfigError: for more than the model's own context, or less than two.
     """
     longest = checkpoint.summary.max_context
-    if max_context is not None and max_context > longest:
-        raise ConfigError(
-            f"max_context is {max_context}; the context of {checkpoint.name} is {longest} tokens, "
-            "give at most that."
-        )
-
-
-def in_steps(context: int) -> int:
-    """The tokens that a cache is allocated for where this many are needed."""
-    return -(-context // CONTEXT_STEP) * CONTEXT_STEP
+    if asked is None:
+        return min(-(-needed // CONTEXT_STEP) * CONTEXT_STEP, longest)
+    if not 2 <= asked <= longest:
+        raise ConfigError(f"max_context is {asked}; {checkpoint.name} takes 2 to {longest} tokens.")
+    return asked

@@ -15,6 +15,7 @@ from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_names
 from forerun.engine.settings import SizeOptions, check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
+from forerun.foreign import own_flag
 from forerun.heads import HEADS, kind_at
 from forerun.options import Text, check
 
@@ -52,26 +53,6 @@ KNOWN_DRAFTS = {
 _LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
 
 
-# Names in other engines, and the argument of `load` or field of the config that means the same.
-ELSEWHERE = {
-    "assistant_model": "draft_model",
-    "context_length": "max_context",
-    "ctx_size": "max_context",
-    "draft_max": "num_speculative_tokens",
-    "gamma": "num_speculative_tokens",
-    "max_model_len": "max_context",
-    "max_num_seqs": "max_batch_size",
-    "max_seq_len": "max_context",
-    "n_ctx": "max_context",
-    "n_parallel": "max_batch_size",
-    "num_assistant_tokens": "num_speculative_tokens",
-    "num_draft_tokens": "num_speculative_tokens",
-    "prompt_lookup_num_tokens": "num_speculative_tokens",
-    "speculative_config": "speculative",
-    "speculative_model": "draft_model",
-}
-
-
 class LoadOptions(SizeOptions, total=False):
     """Further arguments of `load`, for type checkers: settings of the engine, and fields of the config."""
 
@@ -86,7 +67,8 @@ class LoadOptions(SizeOptions, total=False):
     options: Any
 
 
-_FIELDS = {"draft_model": "model", "draft_revision": "revision"}
+# Options that are not called as the fields of the config.
+RENAMED: Mapping[str, str] = {"model": "draft_model", "revision": "draft_revision"}
 
 
 @dataclass(frozen=True)
@@ -124,16 +106,18 @@ def split(
         ConfigError: for a name from another engine, with the name here.
         UnknownNameError: for a name that does not exist.
     """
-    for name in options:
-        if name in ELSEWHERE:
-            raise ConfigError(f"{name} is called {ELSEWHERE[name]} here; use that name.")
-    unread = options.keys() - LoadOptions.__annotations__.keys()
-    if unread:
-        refuse_unknown(taker, sorted(unread - option_names()), LoadOptions.__annotations__)
+    declared = LoadOptions.__annotations__
+    if unread := sorted(options.keys() - declared.keys() - option_names()):
+        flags = {name.replace("_", "-") for name in ("speculative", *declared)}
+        ours = own_flag(unread[0], flags).replace("-", "_")
+        if ours != unread[0]:
+            raise ConfigError(f"{unread[0]} is called {ours} here; use that name.")
+        refuse_unknown(taker, unread, declared)
     sizes = SizeOptions.__annotations__
     settings = {name: value for name, value in options.items() if name in sizes}
     others = {name: value for name, value in options.items() if name not in sizes}
-    return {_FIELDS.get(name, name): value for name, value in others.items()}, settings
+    fields = {ours: field for field, ours in RENAMED.items()}
+    return {fields.get(name, name): value for name, value in others.items()}, settings
 
 
 def resolve(

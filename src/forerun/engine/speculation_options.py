@@ -13,7 +13,7 @@ from forerun.drafters.base import HeadOptions
 from forerun.drafters.lookup.corpus_cache import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import DEFAULT_MODEL
-from forerun.engine.resolve import default_method, pick_method
+from forerun.engine.resolve import RENAMED, default_method, pick_method
 from forerun.errors import ConfigError, UnknownNameError, shown
 from forerun.files import parse_json
 from forerun.flags import Flag, Given, flags_of, joined, part_flags, read_value
@@ -26,8 +26,6 @@ OWN_SECTIONS: dict[str, type] = {
     **{f"Method {name}": drafter.options for name, drafter in DRAFTERS.items()},
     **{f"Policy {name}": policy.options for name, policy in POLICIES.items()},
 }
-# Options that are not called as their fields.
-RENAMED: Mapping[str, str] = {"model": "draft_model", "revision": "draft_revision"}
 # Methods in SGLang's words.
 METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
 _OBJECT, _BY_NAME = "speculative_config", "method_option"

@@ -11,12 +11,11 @@ from pydantic import Field
 from forerun.engine.model_options import ModelOptions
 from forerun.files import size_text
 from forerun.options import FileName, Text, option, options, part
-from forerun.report.result import Result, Sentence
+from forerun.report.result import DEFECT_FOUND, Result, Sentence
 
 if TYPE_CHECKING:
     from forerun.export.check import Examination
 
-DEFECT_FOUND = 1
 _TARGET = "The target; left out, the one that the head names in forerun.json."
 _ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from forerun.contracts import Drafter, Policy
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
-from forerun.engine.load import DEFAULT_CONTEXT, load
+from forerun.engine.load import load
+from forerun.engine.model_options import DEFAULT_CONTEXT
 from forerun.engine.resolve import Speculative
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.hf.settings import (
@@ -23,7 +24,7 @@ from forerun.hf.settings import (
     ends_of,
     mask_of,
     pad_token,
-    refuse_unknown,
+    refuse_unsupported,
     sampling_of,
 )
 from forerun.models.in_memory import LoadedModel, is_model
@@ -78,7 +79,7 @@ def generate(
     # transformers 5 passes neither of the two to a callable, although `generate` takes them.
     streamer = _argument(caller, "streamer") if streamer is None else streamer
     assistant = assistant_model or _argument(caller, "assistant_model")
-    refuse_unknown(settings, synced_gpus, streamer, len(input_ids), model_kwargs)
+    refuse_unsupported(settings, synced_gpus, streamer, len(input_ids), model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     limit, ends, criteria = ends_of(settings, stopping_criteria or (), input_ids.shape[1])
     rows = [

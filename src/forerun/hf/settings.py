@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.engine.load import DEFAULT_CONTEXT
+from forerun.engine.model_options import DEFAULT_CONTEXT
 from forerun.errors import ConfigError
 from forerun.params import TokenMask
 
@@ -37,7 +37,7 @@ _OTHER_INPUTS = ("inputs_embeds", "pixel_values", "input_features", "encoder_out
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def refuse_unknown(
+def refuse_unsupported(
     settings: Any, synced_gpus: bool, streamer: Any, rows: int, model_kwargs: Mapping[str, Any]
 ) -> None:
     """Raise a ConfigError for settings and arguments that forerun would otherwise ignore."""

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from forerun.report.markdown import document
-from forerun.report.result import Result, Sentence
+from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
-
-DEFECT_FOUND = 1
 
 
 def result_of(content: dict[str, Any]) -> Result:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forerun.compression import Compression
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, in_steps
+from forerun.engine.model_options import ModelOptions, context_of
 from forerun.engine.resolve import Resolved, choose
 from forerun.engine.speculation_options import settings_of, speculation
 from forerun.errors import CheckpointError, ConfigError
@@ -147,11 +147,11 @@ def _engine(
     request: ProveRequest, checkpoint: Checkpoint, choice: Resolved, prompts: Sequence[list[int]]
 ) -> Engine:
     """An engine with room for these prompts and their outputs."""
-    needed = in_steps(max(map(len, prompts)) + request.effort.output_tokens)
+    needed = max(map(len, prompts)) + request.effort.output_tokens
     return request.model.load(
         checkpoint,
         choice,
-        max_context=min(needed, _longest(request, checkpoint)),
+        max_context=min(context_of(checkpoint, None, needed), _longest(request, checkpoint)),
         max_batch_size=request.batch_size,
         prefix_reuse=request.prefix_reuse,
         compression=request.compression,

@@ -14,6 +14,9 @@ from forerun.report.table import MEANINGS, Mark, Row, Table
 if TYPE_CHECKING:
     import torch
 
+DEFECT_FOUND = 1
+"""Exit code of a command that found a defect."""
+
 
 class Sentence(NamedTuple):
     """A sentence for people, with lines that explain it.

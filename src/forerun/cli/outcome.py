@@ -40,12 +40,7 @@ class Round:
     @property
     def accepted(self) -> tuple[int, ...]:
         """The nodes whose tokens were emitted, from the root down."""
-        end, nodes = -1, []
-        for token in self.verdict.token_ids[: self.verdict.num_accepted]:
-            children = self.draft.tree.children(end)
-            end = next(node for node in children if self.draft.token_ids[node] == token)
-            nodes.append(end)
-        return tuple(nodes)
+        return self.verdict.path[: self.verdict.num_accepted]
 
 
 @dataclass(frozen=True)

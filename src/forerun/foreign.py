@@ -1,4 +1,4 @@
-"""Flags and commands of other tools: llama.cpp, ollama, vLLM, SGLang, mlx-lm, transformers."""
+"""Names in other tools: llama.cpp, ollama, vLLM, SGLang, mlx-lm, transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 _LENGTH = "num-speculative-tokens"
 
-# Those that mean what our flag means, and are taken for it.
+# Flags and arguments that mean what ours mean; the command line takes them, Python names ours.
 TAKEN = {
     "assistant-model": "draft-model",
     "context-length": "max-context",
@@ -18,17 +18,23 @@ TAKEN = {
     "gamma": _LENGTH,
     "max-model-len": "max-context",
     "max-new-tokens": "max-tokens",
+    "max-num-seqs": "max-batch-size",
+    "max-seq-len": "max-context",
     "model-draft": "draft-model",
     "model-path": "model",
+    "n-ctx": "max-context",
+    "n-parallel": "max-batch-size",
     "n-predict": "max-tokens",
     "num-assistant-tokens": _LENGTH,
     "num-draft-tokens": _LENGTH,
     "num-threads": "threads",
     "predict": "max-tokens",
+    "prompt-lookup-num-tokens": _LENGTH,
     "random-seed": "seed",
     "spec-draft-model": "draft-model",
     "spec-draft-n-max": _LENGTH,
     "speculative-algorithm": "method",
+    "speculative-config": "speculative",
     "speculative-draft-model-path": "draft-model",
     "speculative-draft-model-revision": "draft-revision",
     "speculative-model": "draft-model",
