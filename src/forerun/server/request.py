@@ -130,14 +130,10 @@ def run(request: ServeRequest) -> Result:
     choice = choose(request.speculation, request.model.model) if request.speculative else None
 
     def load() -> Engine:
-        from forerun.engine.load import DEFAULT_CONTEXT
-
-        checkpoint = request.model.open()
-        longest = checkpoint.summary.max_context
         return request.model.load(
-            checkpoint,
+            request.model.open(),
             choice,
-            max_context=request.model.max_context or min(DEFAULT_CONTEXT, longest),
+            max_context=request.model.max_context,
             max_batch_size=request.max_batch_size,
             compression=request.compression,
         )
