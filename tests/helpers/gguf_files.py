@@ -145,6 +145,7 @@ def _describe(
     adders = {
         bool: writer.add_bool,
         int: writer.add_uint32,
+        np.int32: lambda key, value: writer.add_int32(key, int(value)),
         float: writer.add_float32,
         str: writer.add_string,
     }

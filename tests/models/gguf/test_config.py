@@ -183,6 +183,14 @@ def test_wrong_factors_on_the_rotary_frequencies(factors: list[float], path: Pat
         ("<|im_end|>", 3, {"tokenizer.ggml.eot_token_id": 7}, {1, 7, 299}),
         ("<|im_end|>", 1, {}, {1, 299}),
         ("<|im_start|>", 3, {}, {1}),
+        ("<|return|>", 1, {}, {1, 299}),
+        ("<turn|>", 3, {}, {1, 299}),
+        (
+            "<|im_end|>",
+            3,
+            {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 2},
+            {1, 2, 299},
+        ),
     ],
 )
 def test_ends_are_known_by_their_text(
@@ -197,3 +205,31 @@ def test_ends_are_known_by_their_text(
     }
     write_model(path, metadata=changed | named)
     assert Checkpoint.open(path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("<|return|>", "<|call|>", "<|end|>"), {1, 297, 298}),
+        (("<|calls|>", "<|flush|>", "<|end|>"), {1, 297, 298}),
+        (("<|return|>", "<|end|>", "</s>"), {297, 298, 299}),
+        (("<|tool_response>", "<turn|>", "</s>"), {1, 297, 298}),
+    ],
+)
+def test_some_ends_end_only_a_part_of_the_text_beside_others(
+    texts: tuple[str, ...], expected: set[int], path: Path
+) -> None:
+    """As the parts of an answer of gpt-oss do; token 1, the file's own end, is named otherwise."""
+    write_model(path)
+    tokens = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens[1], tokens[-3:] = "<end>", texts
+    write_model(path, metadata={"tokenizer.ggml.tokens": tokens})
+    assert Checkpoint.open(path).eos_token_ids == {1, *expected}
+
+
+def test_what_is_recommended_and_not_used_is_said(path: Path) -> None:
+    said = {"general.sampling.temp": 0.5, "general.sampling.mirostat": 2}
+    write_model(path, metadata=said)
+    opened = Checkpoint.open(path)
+    assert opened.sampling_defaults == {"temperature": 0.5}
+    assert opened.notes == ("Recommended sampling that is not used: general.sampling.mirostat.",)

@@ -9,15 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+import forerun
 from forerun.engine.chat import ChatTemplate
 from forerun.errors import CheckpointError
 from forerun.models import Checkpoint
+from forerun.models.gguf.header import GgufHeader
+from forerun.models.gguf.tokenizer import GgufTokenizer, read_gguf_tokenizer
+from forerun.models.zoo import packaged_path
 from tests.helpers.gguf_files import write_model
-from tests.helpers.real_model import needs_smollm2
+from tests.helpers.real_model import needs_gemma3, needs_smollm2
 
 LETTERS = {"cjk": [(0x4E00, 0x9FFF), (0x3040, 0x30FF), (0xAC00, 0xD7A3), (0x20, 0x7F)]}
 LETTERS["emoji"] = [(0x1F300, 0x1F6FF), (0x1F900, 0x1F9FF), (0x2600, 0x27BF), (0x200D, 0x200E)]
@@ -108,6 +114,59 @@ def test_tokens_beside_the_text_are_whole_however_they_are_written(tmp_path: Pat
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<my tool>b"
 
 
+def test_special_tokens_may_be_typed_as_text(tmp_path: Path) -> None:
+    """As llama.cpp takes them; cut into bytes, the end of a text would be a new token."""
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1)
+    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    tokens: list[str] = list(header.metadata["tokenizer.ggml.tokens"])
+    tokens[-3:] = ["<\uff5cend\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|im_end|>"]
+    tokens[-4] = "ab"
+    changed: dict[str, Any] = {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.tokens": tokens}
+    changed["tokenizer.ggml.eos_token_id"] = len(tokens) - 3
+    write_model(path, num_hidden_layers=1, metadata=changed)
+    opened = Checkpoint.open(path)
+    tokenizer, ends = opened.tokenizer, range(len(tokens) - 3, len(tokens))
+    assert len(tokenizer) == len(set(tokens))
+    assert tokenizer.eos_token_id == len(tokens) - 3
+    assert opened.eos_token_ids == {1, *ends}
+    ids = tokenizer.encode("a" + "".join(tokens[-3:]))
+    assert ids[1:] == list(ends)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
+
+
+def test_it_is_called_as_those_of_transformers_are(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, num_hidden_layers=1, metadata={"tokenizer.ggml.add_bos_token": True})
+    tokenizer = Checkpoint.open(path).tokenizer
+    theirs = tokenizer.transformers
+    ids = tokenizer.encode("abc")
+    for options in (
+        {"return_tensors": "pt"},
+        {"truncation": True, "max_length": 2},
+        {"text_pair": "b"},
+    ):
+        expected = theirs.encode("abc", **options)
+        ours = tokenizer.encode("abc", **options)
+        assert type(ours) is type(expected)
+        assert np.array_equal(ours, expected)
+    assert tokenizer.encode("abc", None, False) == theirs.encode("abc", None, False) == ids[1:]
+    assert tokenizer.encode(["a", "b"]) == theirs.encode(["a", "b"])
+    for given in (
+        ids,
+        tuple(ids),
+        ids[1],
+        [ids, ids],
+        np.array(ids),
+        torch.tensor(ids),
+        torch.tensor([ids]),
+        [],
+    ):
+        assert tokenizer.decode(given) == theirs.decode(given)
+        skipped = tokenizer.decode(given, skip_special_tokens=True)
+        assert skipped == theirs.decode(given, skip_special_tokens=True)
+
+
 def tokens_of(path: Path, text: str) -> list[str]:
     tokenizer = Checkpoint.open(path).tokenizer
     found: list[str] = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
@@ -183,6 +242,28 @@ def test_a_conversation_begins_as_a_text_does(
     assert (made.encode([{"role": "user", "content": "a"}])[0] == 0) == ("bos" in template)
 
 
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ bos_token }}a"])
+def test_an_engine_opens_texts_and_conversations_once(
+    said: bool, template: str, tmp_path: Path
+) -> None:
+    """The second turn of a conversation goes on where the first ended, which opens nothing."""
+    path = tmp_path / "model.gguf"
+    more = {"tokenizer.ggml.add_bos_token": said, "tokenizer.chat_template": template}
+    write_model(path, num_hidden_layers=1, metadata=more)
+    engine = forerun.load(path, False, device="cpu", max_context=64)
+    limits: dict[str, Any] = {"temperature": 0, "max_tokens": 2}
+    text, opened = engine.generate("a", **limits), engine.generate("<s>a", **limits)
+    assert text.prompt_ids.count(0) == said
+    assert opened.prompt_ids[0] == 0
+    assert opened.prompt_ids.count(0) == 1
+    message = {"role": "user", "content": "a"}
+    answer = {"role": "assistant", "content": "b"}
+    for messages in ([message], [message, answer, message]):
+        ids = engine.chat(messages, **limits).prompt_ids
+        assert ids.count(0) == (said or "bos" in template)
+
+
 @pytest.mark.parametrize(("way", "whole"), [("llama-bpe", True), ("qwen2", False)])
 def test_words_that_are_tokens_may_need_no_merges(way: str, whole: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -223,6 +304,64 @@ def test_a_space_before_the_first_word(said: bool | None, first: str, tmp_path: 
         compare(path, opens=True)
 
 
+def test_a_file_of_pairs_of_characters_has_the_special_tokens_of_llama(tmp_path: Path) -> None:
+    """What such a file leaves out is what llama.cpp takes it for."""
+    path = tmp_path / "model.gguf"
+    tokens = ["<a>", "<b>", "<c>", *(f"<0x{byte:02X}>" for byte in range(256)), "x", "y"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [1, 1, 1, *[6] * 256, 1, 1],
+    }
+    left_out = ("merges", "pre", "bos_token_id", "eos_token_id")
+    keys = tuple(f"tokenizer.ggml.{key}" for key in left_out)
+    write_model(path, num_hidden_layers=1, metadata=metadata, without=keys)
+    opened = Checkpoint.open(path)
+    assert (opened.tokenizer.bos_token, opened.tokenizer.unk_token) == ("<b>", "<a>")
+    assert opened.eos_token_ids == {2}
+    assert opened.tokenizer.encode("xy")[0] == 1
+
+
+# As llama.cpp reads them.
+GEMMA = {
+    "  a   b\n\n\nc <start_of_turn>user\nhi<end_of_turn>\n": [
+        *(138, 236746, 139, 236763, 109, 236755, 236743, 105, 2364, 107, 2202, 106, 107)
+    ],
+    "<b>bold</b><br>\t\t\tx": [200, 15640, 209, 236820, 1457, 236813, 255970, 236781],
+    "<0x0A>x": [236820, 236771, 236781, 236771, 236776, 236813, 236781],
+    "\u65e5\u672c\u8a9e \u00e9\u00e8 \U0001f642\u200d\u2194\ufe0f": [
+        *(94951, 1559, 237022, 57235, 237243, 244034, 238178)
+    ],
+    " " * 40 + "x" + "\n" * 40: [167, 145, 236781, 137, 115],
+    "<unused3>[multimodal]": [9, 5],
+}
+
+
+def gemma() -> GgufTokenizer:
+    return read_gguf_tokenizer(GgufHeader.read(packaged_path("gemma3")))
+
+
+@needs_gemma3
+def test_gemma_has_spaces_and_tags_of_its_own() -> None:
+    tokenizer = gemma()
+    for text, ids in GEMMA.items():
+        assert tokenizer.encode(text) == [2, *ids]
+        assert tokenizer.decode(ids) == text
+    for line in lines()[::50]:
+        assert tokenizer.decode(tokenizer.encode(line)) == f"<bos>{line}"
+
+
+@needs_gemma3
+@pytest.mark.slow
+def test_gemma_reads_as_transformers_does() -> None:
+    path, ours = packaged_path("gemma3"), gemma()
+    theirs = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+    for line in lines():
+        ids = ours.encode(line, add_special_tokens=False)
+        assert ids == theirs.encode(line, add_special_tokens=False)
+
+
 def test_an_unknown_way_of_splitting_is_told(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for way, told in (("smollm", False), ("llama-bpe", False), ("frobnicate", True)):
@@ -242,8 +381,9 @@ def test_a_file_without_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["bos_token_id", "padding_token_id"])
-def test_an_id_beyond_the_vocabulary_is_named(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [2**32 - 1, np.int32(-1), True])
+def test_an_id_outside_the_vocabulary_is_named(key: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, num_hidden_layers=1, metadata={f"tokenizer.ggml.{key}": 2**32 - 1})
-    with pytest.raises(CheckpointError, match=f"{key} is 4294967295, and its vocabulary has 300"):
+    write_model(path, num_hidden_layers=1, metadata={f"tokenizer.ggml.{key}": value})
+    with pytest.raises(CheckpointError, match=f"{key} is {value}, and its vocabulary has 300"):
         _ = Checkpoint.open(path).tokenizer

@@ -12,11 +12,12 @@ import torch
 from gguf import GGMLQuantizationType
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
+from forerun.files import printable
 from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.config import DecoderConfig, check_config, sampling_defaults
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
-from forerun.models.gguf.tokenizer import read_gguf_tokenizer, tokenizer_notes
+from forerun.models.gguf.tokenizer import read_gguf_end_tokens, read_gguf_tokenizer, tokenizer_notes
 from forerun.models.layouts import layout_of
 
 # Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
@@ -26,13 +27,6 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 _REQUIRED = (
     *("context_length", "embedding_length", "block_count", "feed_forward_length"),
     *("attention.head_count", "attention.layer_norm_rms_epsilon"),
-)
-_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Tokens that, as in llama.cpp, end a text or a turn because of their names, whatever the file says.
-_ENDS_BY_TEXT = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>"),
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 # The names of transformers' configs for llama.cpp's keys.
 _NAMES = {
@@ -89,26 +83,6 @@ def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, 
         for key, name in _NAMES.items()
         if f"{family}.{key}" in metadata
     }
-
-
-def read_gguf_end_tokens(header: GgufHeader, config: Any) -> frozenset[int]:
-    """The tokens that end a text or a turn.
-
-    Raises:
-        CheckpointError: if one is not a token of the vocabulary.
-    """
-    ids = [header.metadata.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
-    given = [token for token in ids if token is not None]
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list):
-        given += [token for token, text in enumerate(tokens) if text in _ENDS_BY_TEXT]
-    for token in given:
-        if type(token) is not int or not 0 <= token < config.vocab_size:
-            raise CheckpointError(
-                f"{header.path}: {shown(token)} ends a text; it must be a token id from 0 to "
-                f"{config.vocab_size - 1}."
-            )
-    return frozenset(given)
 
 
 def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
@@ -189,6 +163,7 @@ _FLOATS = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
+_RECOMMENDED = "general.sampling."
 _SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -215,12 +190,11 @@ class StoredGguf:
         return read_gguf_config(self.header)
 
     def end_tokens(self, config: Any) -> frozenset[int]:
-        return read_gguf_end_tokens(self.header, config)
+        return read_gguf_end_tokens(self.header, config.vocab_size)
 
     def sampling_defaults(self) -> dict[str, Any]:
         values = {
-            name: self.header.metadata.get(f"general.sampling.{key}")
-            for name, key in _SAMPLING.items()
+            name: self.header.metadata.get(_RECOMMENDED + key) for name, key in _SAMPLING.items()
         }
         # Rounded, because they are stored in 32 bits: 0.8, not 0.800000012.
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
@@ -235,7 +209,10 @@ class StoredGguf:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tokenizer_notes(self.header)
+        used = {_RECOMMENDED + key for key in _SAMPLING.values()}
+        unused = [k for k in self.header.metadata if k.startswith(_RECOMMENDED) and k not in used]
+        said = f"Recommended sampling that is not used: {printable(', '.join(unused))}."
+        return (*tokenizer_notes(self.header), *([said] if unused else []))
 
     def architecture(self, config: Any) -> Architecture:
         shape = read_architecture(config)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, shown
 from forerun.models.config import one_line
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.tokenizer import byte_letters
@@ -39,9 +40,29 @@ _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 _AS_GPT2 = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 
 # Types of tokens.
-_CONTROL, _USER_DEFINED = 3, 4
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_NOT_MERGED = (_CONTROL, _USER_DEFINED, _BYTE)
 _SPACE = "\u2581"
 _NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+# Special tokens that files of this kind of tokenizer leave out.
+_DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unk": 0}}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Tokens that, as in llama.cpp, end a text or a turn because of their names, whatever the file says.
+_ENDS_BY_TEXT = frozenset(
+    (
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>"),
+        *("<eos>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<turn|>", "[e~["),
+        *("<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    )
+)
+# Where all of the first are there, the last ends only a part of the text.
+_NO_ENDS = (
+    *((("<|return|>", "<|call|>"), "<|end|>"), (("<|calls|>", "<|flush|>"), "<|end|>")),
+    (("<|tool_response>",), "</s>"),
+)
+# Marks of parts of an answer in gpt-oss, which belong to its text.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 class GgufTokenizer:
@@ -70,15 +91,19 @@ class GgufTokenizer:
         }
         self.all_special_ids, self.all_special_tokens = list(special), list(special.values())
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self.backend_tokenizer.encode(
-            text, add_special_tokens=add_special_tokens
-        ).ids
-        return ids
+    def encode(
+        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
+    ) -> Any:
+        """Token ids of a text; transformers encodes anything else, and with its other options."""
+        if not isinstance(text, str) or text_pair is not None or options:
+            return self.transformers.encode(text, text_pair, add_special_tokens, **options)
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        """Text of token ids; transformers decodes tensors, arrays and lists of lists."""
+        plain = isinstance(token_ids, (list, tuple)) and not options
+        if not plain or (token_ids and not isinstance(token_ids[0], int)):
+            return self.transformers.decode(token_ids, skip_special_tokens, **options)
         return self.backend_tokenizer.decode(list(token_ids), skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
@@ -134,17 +159,16 @@ def _read(metadata: Mapping[str, Any]) -> GgufTokenizer:
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if own.get("model") not in builders:
         raise ValueError(f"its kind is {own.get('model')!r}; known are {', '.join(builders)}")
-    backend = builders[own["model"]](own)
-    tokens = own["tokens"]
-    kinds = list(zip(tokens, own.get("token_type", ()), strict=False))
-    named = {
-        f"{name}_token": tokens[own[f"{key}_token_id"]]
-        for name, key in _NAMED.items()
-        if own.get(f"{key}_token_id") is not None
-    }
-    special = dict.fromkeys([text for text, kind in kinds if kind == _CONTROL] + [*named.values()])
+    tokens, ids = own["tokens"], _special_ids(own)
+    named = {f"{name}_token": tokens[n] for name, n in ids.items()}
+    ends = _ends_by_text(tokens)
+    kinds = dict(enumerate(own.get("token_type", ())))
+    kinds |= dict.fromkeys((*ids.values(), *ends), _CONTROL)
+    kinds |= {n: _USER_DEFINED for n, text in enumerate(tokens) if text in _SHOWN}
+    backend = builders[own["model"]](own, kinds)
+    special = dict.fromkeys(tokens[n] for n in sorted(kinds) if kinds[n] == _CONTROL)
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in special])
-    whole = [text for text, kind in kinds if kind == _USER_DEFINED and text not in special]
+    whole = [tokens[n] for n, kind in kinds.items() if kind == _USER_DEFINED]
     backend.add_tokens([AddedToken(text, normalized=False) for text in whole])
     opens = own["model"] == "llama" or own.get("pre") in _WHOLE_WORDS
     _enclose(
@@ -155,13 +179,52 @@ def _read(metadata: Mapping[str, Any]) -> GgufTokenizer:
     return GgufTokenizer(backend, named, metadata.get("tokenizer.chat_template"))
 
 
-def _byte_level(own: Mapping[str, Any]) -> Tokenizer:
+def _special_ids(own: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the special tokens that have a name, by transformers' short names."""
+    ids = {name: own.get(f"{key}_token_id") for name, key in _NAMED.items()}
+    defaults = _DEFAULTS.get(own["model"], {})
+    found = {name: defaults.get(name) if n is None else n for name, n in ids.items()}
+    return {name: n for name, n in found.items() if n is not None and n < len(own["tokens"])}
+
+
+def _ends_by_text(tokens: Sequence[str]) -> set[int]:
+    """Ids of the tokens that end a text because of their names."""
+    found = {text: n for n, text in enumerate(tokens) if text in _ENDS_BY_TEXT}
+    for others, text in _NO_ENDS:
+        if found.keys() >= set(others):
+            found.pop(text, None)
+    return set(found.values())
+
+
+def read_gguf_end_tokens(header: GgufHeader, vocab_size: int) -> frozenset[int]:
+    """The tokens that end a text or a turn, by the file's metadata and by their names.
+
+    Raises:
+        CheckpointError: if one is not a token of the vocabulary.
+    """
+    prefix, metadata = "tokenizer.ggml.", header.metadata
+    tokens = metadata.get(f"{prefix}tokens")
+    named = {name: metadata.get(prefix + name) for name in _ENDS}
+    if named["eos_token_id"] is None:
+        defaults = _DEFAULTS.get(str(metadata.get(f"{prefix}model")), {})
+        named["eos_token_id"] = defaults.get("eos")
+    given = [token for token in named.values() if token is not None]
+    given += _ends_by_text(tokens) if isinstance(tokens, list) else []
+    for token in given:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{header.path}: {shown(token)} ends a text; it must be a token id from 0 to "
+                f"{vocab_size - 1}."
+            )
+    return frozenset(given)
+
+
+def _byte_level(own: Mapping[str, Any], kinds: Mapping[int, int]) -> Tokenizer:
     """Pairs of bytes, merged inside the words of a text."""
     letters = byte_letters()
     alphabet = set(letters)
     # Tokens beside the text, such as <｜User｜>, are written as they are.
-    kinds = own.get("token_type", ())
-    beside = {n for n, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
+    beside = {n for n, kind in kinds.items() if kind in (_CONTROL, _USER_DEFINED)}
     vocab = {
         token
         if n in beside or alphabet.issuperset(token)
@@ -187,14 +250,16 @@ def _byte_level(own: Mapping[str, Any]) -> Tokenizer:
     return backend
 
 
-def _sentencepiece(own: Mapping[str, Any]) -> Tokenizer:
+def _sentencepiece(own: Mapping[str, Any], kinds: Mapping[int, int]) -> Tokenizer:
     """Pairs of characters, spaces among them, merged in the order of their scores."""
     tokens = own["tokens"]
     ids = {token: n for n, token in enumerate(tokens)}
+    # Tokens of these types are found in the text itself and are never merged.
+    text = {token: n for token, n in ids.items() if kinds.get(n) not in _NOT_MERGED}
     merges = (
         [tuple(merge.split(" ")) for merge in own["merges"]]
         if "merges" in own
-        else _merges(ids, own["scores"])
+        else _merges(text, own["scores"])
     )
     backend = Tokenizer(models.BPE(ids, merges, fuse_unk=True, byte_fallback=True))
     spaced = own.get("add_space_prefix", True)
@@ -208,14 +273,20 @@ def _sentencepiece(own: Mapping[str, Any]) -> Tokenizer:
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Pairs of tokens that make up another, the likeliest first."""
+
+    def score(token: str) -> float:
+        return -scores[ids[token]]
+
     pairs = []
-    for token, n in ids.items():
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        found = [(left, right) for left, right in cuts if left in ids and right in ids]
-        found.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        pairs += [(-scores[n], -len(left), -len(right), left, right) for left, right in found]
-    pairs.sort(key=lambda pair: pair[:3])
-    return [(left, right) for *_, left, right in pairs]
+    for _, tokens in groupby(sorted(ids, key=score), key=score):
+        found = [
+            (left, right)
+            for token in tokens
+            for at in range(len(token) - 1, 0, -1)
+            if (left := token[:at]) in ids and (right := token[at:]) in ids
+        ]
+        pairs += sorted(found, key=lambda pair: (-len(pair[0]), -len(pair[1])))
+    return pairs
 
 
 def _enclose(backend: Tokenizer, bos: str | None, eos: str | None) -> None:
@@ -228,7 +299,7 @@ def _enclose(backend: Tokenizer, bos: str | None, eos: str | None) -> None:
 
 
 def _check_ids(header: GgufHeader) -> None:
-    """Refuse ids of special tokens beyond the vocabulary, such as 4294967295, which means none.
+    """Refuse ids of special tokens that are not in the vocabulary, such as 4294967295, which means none.
 
     Raises:
         CheckpointError: naming the key.
@@ -236,10 +307,12 @@ def _check_ids(header: GgufHeader) -> None:
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     for key, value in header.metadata.items():
         special = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
-        if special and isinstance(tokens, list) and type(value) is int and value >= len(tokens):
+        if not special or not isinstance(tokens, list):
+            continue
+        if type(value) is not int or not 0 <= value < len(tokens):
             raise CheckpointError(
-                f"{header.path}: {key} is {value}, and its vocabulary has {len(tokens)} tokens; remove the "
-                "key (4294967295 stands for no token), or take another file."
+                f"{header.path}: {key} is {shown(value)}, and its vocabulary has {len(tokens)} tokens; "
+                "remove the key (4294967295 stands for no token), or take another file."
             )
 
 
