@@ -29,8 +29,9 @@ USER = [{"role": "user", "content": "w1 w2 w1 w2"}]
 
 def served_engine(rows: int = 3, template: str | None = TEMPLATE, **options: Any) -> Engine:
     """An engine of a chat model that drafts by n-grams."""
+    most = options.get("max_context", 128)
     return Engine(
-        ToyModel(len(MARKS) + len(WORDS)),
+        ToyModel(len(MARKS) + len(WORDS), max_context=most),
         NgramDrafter(1, 3),
         SpeculativeConfig(method="ngram", num_speculative_tokens=4, policy="fixed"),
         tokenizer=toy_tokenizer(template),
