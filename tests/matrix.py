@@ -349,10 +349,10 @@ SAMPLERS = {
 
 PROMPTS = {"batch-1": [[1, 2, 3]], "ragged": [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2, 3, 5]]}
 
+# Batches take turns: each rule of a drafter meets both, and so does each sampler.
 CASES = [
-    (drafter, rule, sampler, batch)
-    for drafter in DRAFTERS
-    for rule in drafter.rules
-    for sampler in SAMPLERS
-    for batch in PROMPTS
+    (drafter, rule, sampler, list(PROMPTS)[(at + rule_at + sampler_at) % len(PROMPTS)])
+    for at, drafter in enumerate(DRAFTERS)
+    for rule_at, rule in enumerate(drafter.rules)
+    for sampler_at, sampler in enumerate(SAMPLERS)
 ]

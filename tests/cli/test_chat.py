@@ -209,6 +209,7 @@ def test_a_pasted_text_is_one_message(cli: Cli, target: str, tmp_path: Path) -> 
             talk.expect("> ")
         talk.send(f"/save {file}\n")
         talk.expect("6 messages written")
+        assert "\x1b[?2004h" in talk.raw, "the terminal was not told to mark what is pasted"
     assert [message["content"] for message in saved(file)[::2]] == [
         "def add\n  return",
         "/clear\n//x",

@@ -35,6 +35,12 @@ PIPELINES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
 }
 
+every_pipeline = pytest.mark.parametrize("name", PIPELINES)
+# Clips take longest; what is said of any schedule is quick without them.
+clips_slow = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "clips")) for name in PIPELINES]
+)
+
 
 def run(pipeline: Any, steps: int = STEPS, seeds: tuple[int, ...] = (0, 1)) -> Tensor:
     kind = kind_of(pipeline)
@@ -63,7 +69,7 @@ def cached(name: str, **schedule: Any) -> tuple[Tensor, Tensor, CFGCache, Evalua
     return plain_of(name), samples, cache, counted
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@every_pipeline
 def test_interval_1_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
     plain, samples, cache, counted = cached(name, interval=1)
     assert torch.equal(samples, plain)
@@ -71,7 +77,7 @@ def test_interval_1_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
     assert counted.samples == 2 * 2 * STEPS
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@every_pipeline
 @pytest.mark.parametrize("interval", [2, 4])
 def test_evaluations_follow_the_formula(name: str, interval: int) -> None:
     plain, samples, cache, counted = cached(name, interval=interval)
@@ -83,14 +89,14 @@ def test_evaluations_follow_the_formula(name: str, interval: int) -> None:
     assert cache.approximate
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@clips_slow
 def test_a_bound_of_0_is_the_plain_pipeline_bit_for_bit(name: str) -> None:
     plain, samples, cache, _ = cached(name, drift_bound=0.0)
     assert torch.equal(samples, plain)
     assert cache.reused_steps == 0
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@clips_slow
 def test_the_gate_holds_the_drift_within_its_bound(name: str) -> None:
     plain, samples, cache, counted = cached(name, drift_bound=1e-7)
     # Halves that are run apart may be rounded otherwise than together.
@@ -103,7 +109,7 @@ def test_the_gate_holds_the_drift_within_its_bound(name: str) -> None:
     assert cache.full_steps == STEPS - kept
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@clips_slow
 def test_an_interval_limits_the_gate(name: str) -> None:
     _, _, cache, _ = cached(name, drift_bound=1e9, interval=4)
     assert cache.full_steps == STEPS // 4
@@ -111,7 +117,7 @@ def test_an_interval_limits_the_gate(name: str) -> None:
     assert cache.full_steps == 1
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@clips_slow
 def test_outside_the_window_every_step_is_full(name: str) -> None:
     _, _, cache, _ = cached(name, interval=100, window=(0.25, 0.75))
     # Steps 2 to 5 of 8; step 1 was full already.
@@ -141,7 +147,7 @@ def test_extrapolation_is_exact_for_what_is_linear_in_the_timestep() -> None:
     assert pipeline.unet.forward is linear
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@every_pipeline
 def test_removal_restores_the_pipeline(name: str) -> None:
     make, order = PIPELINES[name]
     pipeline = make()
@@ -157,7 +163,7 @@ def test_removal_restores_the_pipeline(name: str) -> None:
     cache.remove()
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@every_pipeline
 def test_a_sampling_run_does_not_see_the_one_before(name: str) -> None:
     make, order = PIPELINES[name]
     pipeline = make()
@@ -348,7 +354,7 @@ def test_what_is_refused() -> None:
         apply_cfg_cache(tiny.two_call_pipeline(True), late)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@clips_slow
 def test_a_run_without_guidance_is_refused(name: str) -> None:
     make, order = PIPELINES[name]
     pipeline = make()
