@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.heads.config import read_layers
+from forerun.heads.layers import borrowed_rows
 from forerun.models.config import as_transformers
 
 LLAMA: dict[str, Any] = {
@@ -62,3 +65,33 @@ def test_windows_are_those_that_the_config_names(kind: str) -> None:
 def test_values_that_no_model_has(key: str, value: object) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=r"config\.json"):
         read_layers({**LLAMA, key: value}, "config.json")
+
+
+class Head:
+    """A target that consists of an embedding and an output head."""
+
+    hidden_size, device, dtype = 24, torch.device("cpu"), torch.float32
+
+    def __init__(self, tied: bool, cap: float | None = None) -> None:
+        torch.manual_seed(0)
+        self._table, self._rows, self._cap = torch.randn(50, 24), torch.randn(50, 24), cap
+        self._rows = self._table if tied else self._rows
+        self.widths: list[int] = []
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._table[token_ids]
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        self.widths.append(hidden.shape[1])
+        logits = hidden @ self._rows.T
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_an_output_head_are_those_that_it_multiplies_with(tied: bool) -> None:
+    target, ids = Head(tied), torch.tensor([3, 49, 0])
+    rows = borrowed_rows(target, ids)  # type: ignore[arg-type]
+    assert rows is not None
+    assert torch.allclose(rows, target._rows[ids])
+    assert (max(target.widths) == 1) is tied, "a tied head runs the probe alone"
+    assert borrowed_rows(Head(tied, cap=1.0), ids) is None  # type: ignore[arg-type]

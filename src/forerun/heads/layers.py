@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from forerun.contracts import (
     Module,
     Modules,
 )
-from forerun.errors import CheckpointError
+from forerun.errors import CheckpointError, ConfigError
 from forerun.kv_cache.fit import check_row
 from forerun.models.architecture import Architecture
 from forerun.models.rope import frequencies
@@ -24,6 +25,8 @@ from forerun.sampling import DraftVocabulary
 
 # Number of columns of the target's output head that are read off at once.
 _COLUMNS = 64
+# Most that logits may differ from those of rows, in their spreads, for tied rows and for a single product.
+_TIED, _PRODUCT = 0.05, 0.1
 # Matrices with a row for each token that can be drafted.
 _BY_TOKEN = ("lm_head.weight", "markov_head.markov_w2.weight")
 
@@ -266,21 +269,29 @@ def vocabulary_of(target: CausalLM, ids: Tensor | None) -> DraftVocabulary | Non
 
 
 def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
-    """Rows [Vd, hidden_size] of the target's output head, read off by running unit vectors through it.
+    """Rows [Vd, hidden_size] of the target's output head; None if it is more than one product.
 
-    None if it is more than one product (for example with capped logits or a bias). The cost is one
-    pass of the output head over `hidden_size` tokens, on its own backend.
+    A head that is tied to the embedding has its rows. Those of another are read off by running unit
+    vectors through it: one pass over `hidden_size` tokens, on its own backend. Capped logits or a
+    bias are more than a product.
     """
     size, ids = target.hidden_size, ids.to(target.device)
+    generator = torch.Generator().manual_seed(0)
+    probe = 4 * torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
+    given = target.lm_head(probe)[0, 0, ids]
+    spread = given.float().std().clamp(min=1e-6)
+
+    def apart(rows: Tensor) -> float:
+        return float((given.float() - rows.float() @ probe[0, 0].float()).abs().mean() / spread)
+
+    # Quantized activations and bf16 round by about a hundredth; a cap or a bias differs by far more.
+    with suppress(ConfigError):
+        rows = target.embed(ids[None])[0].detach().to(given.dtype)
+        if apart(rows) < _TIED:
+            return rows
     unit = torch.eye(size, dtype=target.dtype, device=target.device)
     parts = [
         target.lm_head(unit[None, at : at + _COLUMNS])[0][:, ids] for at in range(0, size, _COLUMNS)
     ]
     rows = torch.cat(parts).T.contiguous()
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
-    given = target.lm_head(probe * 4)[0, 0, ids].float()
-    ours = (rows.float() @ probe[0, 0].float()) * 4
-    # Quantized activations and bf16 round by about a hundredth; a cap or a bias differs by far more.
-    spread = given.std().clamp(min=1e-6)
-    return rows if float((given - ours).abs().mean() / spread) < 0.1 else None
+    return rows if apart(rows) < _PRODUCT else None

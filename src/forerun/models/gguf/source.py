@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -140,11 +141,15 @@ def frequency_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
     return tuple(factors)
 
 
+# Made for every layer at once, which takes time, and wanted twice while a model is loaded.
+_name_map = cache(get_tensor_name_map)
+
+
 def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict[str, str]:
     """Names in the file by published key."""
     family = header.metadata["general.architecture"]
     arch = next(arch for arch in MODEL_ARCH if arch.name.lower() == family)
-    table = get_tensor_name_map(arch, shape.num_layers)
+    table = _name_map(arch, shape.num_layers)
     names = {key: table.get_name(key, try_suffixes=_ENDINGS) for key in layout.published}
     return {key: name for key, name in names.items() if name is not None}
 
