@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.cli.outcome import Round
-from forerun.cli.styles import MARKS, MEANINGS, STYLES
+from forerun.cli.styles import MARKS, STYLES
 from forerun.core import Origin, Tree
+from forerun.engine.html import MEANINGS
 from forerun.engine.text import ON_ONE_LINE, Tokenizer
 from forerun.verification.explain import NodeRecord, Top
 

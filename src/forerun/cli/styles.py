@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from forerun.core import Origin
+from forerun.engine.html import MEANINGS
 from forerun.engine.text import VISIBLE
 
 # Readable without the colours too: what was drafted is underlined, a bonus twice.
@@ -25,13 +26,6 @@ MARKS = {
     Origin.RECOVERED: ("¦", "¦"),
     Origin.BONUS: ("‹", "›"),
     Origin.PLAIN: ("", ""),
-}
-# The marks and all meanings fit one line of 80 columns.
-MEANINGS = {
-    Origin.ACCEPTED: "accepted draft",
-    Origin.RECOVERED: "recovered after a rejection",
-    Origin.BONUS: "bonus after a full draft",
-    Origin.PLAIN: "plain",
 }
 PROMPT = Style(dim=True)
 _SPACES = re.compile(r"(\s+)")

@@ -12,8 +12,9 @@ from forerun.engine.text import ON_ONE_LINE, VISIBLE
 if TYPE_CHECKING:
     from forerun.engine.requests import Completion, RoundRecord
 
-_MEANINGS = {
-    Origin.ACCEPTED: "drafted and accepted",
+# With marks around them, all fit one line of 80 columns.
+MEANINGS = {
+    Origin.ACCEPTED: "accepted draft",
     Origin.RECOVERED: "recovered after a rejection",
     Origin.BONUS: "bonus after a full draft",
     Origin.PLAIN: "plain",
@@ -115,9 +116,9 @@ def _node(record: RoundRecord, node: int) -> str:
 
 
 def _legend(completion: Completion) -> str:
-    counts = {origin: completion.origins.count(origin) for origin in _MEANINGS}
+    counts = {origin: completion.origins.count(origin) for origin in MEANINGS}
     entries = [
-        f'<span class="{origin}">{count} {_MEANINGS[origin]}</span>'
+        f'<span class="{origin}">{count} {MEANINGS[origin]}</span>'
         for origin, count in counts.items()
         if count
     ]

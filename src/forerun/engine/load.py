@@ -17,7 +17,14 @@ from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.model.retokenizer import Translation
 from forerun.engine.engine import Engine
 from forerun.engine.model_options import DEFAULT_MODEL, context_of
-from forerun.engine.resolve import LoadOptions, Resolved, Speculative, name_of, resolve, split
+from forerun.engine.resolve import (
+    LoadOptions,
+    Resolved,
+    Speculative,
+    name_of,
+    resolve,
+    split_options,
+)
 from forerun.engine.settings import EngineSettings, check_part
 from forerun.errors import ConfigError
 from forerun.heads import kind_at
@@ -80,7 +87,7 @@ def load(
     Raises:
         ForerunError: one of its subclasses, saying what is wrong and what to do.
     """
-    fields, engine_options = split(load, options)
+    fields, engine_options = split_options(load, options)
     placement = Placement(dtype, device, backend, kv_dtype)  # type: ignore[arg-type]  # torch's own are named
     settings = EngineSettings(**engine_options)
     check_part("tokenizer", tokenizer)

@@ -93,7 +93,7 @@ Speculative = SpeculativeConfig | Mapping[str, object] | Resolved | bool
 """A config, its fields by name, parts that are resolved already, True for the defaults or False for none."""
 
 
-def split(
+def split_options(
     taker: Callable[..., Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Further arguments of `load`: fields of the config, under their own names, and settings of the engine.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from forerun.core import PlainReason, Stats
@@ -98,14 +99,7 @@ class Snapshot:
 
     def copy(self, plain_seconds: Mapping[int, float]) -> Snapshot:
         """A copy of the sums with other times of plain decoding."""
-        return Snapshot(
-            Stats.total([self.stats]),
-            list(self.num_tested_tokens_per_pos),
-            self.num_untimed_rounds,
-            dict(self.timed_tokens),
-            dict(self.timed_seconds),
-            dict(plain_seconds),
-        )
+        return replace(deepcopy(self), plain_seconds=dict(plain_seconds))
 
     def add(self, done: RoundCounts) -> None:
         """Add one round."""
