@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN, ModelOptions
+from forerun.engine.model_options import ModelOptions
 from forerun.engine.resolve import choose
-from forerun.options import Text, option, options
+from forerun.options import option, options, part, schema_of
 from forerun.report.result import DEFECT_FOUND, Result
 
 if TYPE_CHECKING:
@@ -57,11 +57,10 @@ class DemoRequest:
     on from three beginnings of code.
     """
 
-    model: Text = option(
-        default=DEFAULT_MODEL,
-        shown=DEFAULT_SHOWN,
-        description="A checkpoint's directory, a GGUF file, a hub id, zoo or smollm2.",
+    model: ModelOptions = part(
+        default=ModelOptions,
         section="Model",
+        without=[name for name in schema_of(ModelOptions) if name != "model"],
     )
     max_tokens: int | None = option(
         default=None,
@@ -90,7 +89,7 @@ def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
     """
     from forerun.engine.chat import ChatTemplate
 
-    model, max_tokens = ModelOptions(model=request.model), request.max_tokens
+    model, max_tokens = request.model, request.max_tokens
     with waiting("starting"):
         checkpoint = model.open()
     choice = choose(SpeculativeConfig(), model.model)
