@@ -176,7 +176,7 @@ def test_every_command_has_the_same_default_model() -> None:
         if param.name == "model" and isinstance(param.default, str)
     }
     runs = ("bench", "bench kv", "chat", "demo", "generate", "info", "prove", "roofline", "tune")
-    assert {*runs, "train data"} == defaults.keys()
+    assert {*runs, "serve", "train data"} == defaults.keys()
     assert set(defaults.values()) == {model_options.DEFAULT_MODEL}
 
 
