@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from forerun.core import FinishReason, Stats
 from forerun.engine.requests import Completion, TokenEvent
-from forerun.server.service import EngineRequest, EngineService, Job, Update
+from forerun.server.service import EngineRequest, Job, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +29,16 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Text of a round, by its place in a message."""
+    """Text of a round, by its place in a message; `thinks` if it ends in the reasoning."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: Sequence[ToolCallPart] = ()
+    thinks: bool = False
 
 
-class Splitter(Protocol):
-    """Separates an answer's reasoning, text and tool calls as they come."""
-
-    def feed(self, text: str, final: bool) -> Split:
-        """The parts that became certain with more text; with `final` all that was held back."""
-
-
-class Whole:
-    """The splitter of text that has no parts."""
-
-    def feed(self, text: str, final: bool) -> Split:
-        return Split(text)
+Splitter = Callable[[str, bool], Split]
+"""Takes more text of an answer, and True with the last of it; returns the parts that became certain."""
 
 
 class Thinking:
@@ -64,7 +54,7 @@ class Thinking:
         self._thinks: bool | None = True if opened else None
         self._held, self._trim = "", opened
 
-    def feed(self, text: str, final: bool) -> Split:
+    def __call__(self, text: str, final: bool) -> Split:
         self._held += text
         if self._thinks is None:
             begun = self._held.lstrip()
@@ -76,7 +66,7 @@ class Thinking:
                 self._thinks = False
         reasoning = self._reasoning(final) if self._thinks else ""
         if self._thinks:
-            return Split(reasoning=reasoning)
+            return Split(reasoning=reasoning, thinks=True)
         return Split(self._taken(self._held), reasoning)
 
     def _reasoning(self, final: bool) -> str:
@@ -87,9 +77,9 @@ class Thinking:
             self._trim = True
             return taken
         # The end of the mark may come with the next round; spaces before it are no reasoning.
-        keep = 0 if final else max(_overlap(before, self.END), len(before) - len(before.rstrip()))
-        self._held = before[len(before) - keep :]
-        return self._trimmed(before[: len(before) - keep])
+        certain = before if final else before[: len(before) - _overlap(before, self.END)].rstrip()
+        self._held = before[len(certain) :]
+        return self._trimmed(certain)
 
     def _taken(self, text: str) -> str:
         self._held = ""
@@ -191,14 +181,14 @@ class Answer:
     def __init__(
         self,
         job: Job,
-        new_splitter: Callable[[], Splitter] = Whole,
+        new_splitter: Callable[[], Splitter] = lambda: lambda text, _: Split(text),
         per_prompt: int = 1,
         prediction_only: bool = False,
     ) -> None:
         self._job, self._prediction_only = job, prediction_only
         self._splitters = [new_splitter() for _ in job.requests]
         self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
-        self._per_prompt = per_prompt
+        self._per_prompt, self._called = per_prompt, set[int]()
         self.endings: list[Ending] = []
 
     @property
@@ -221,15 +211,17 @@ class Answer:
 
     def _piece(self, update: Update) -> Piece:
         text, final = "".join(e.text for e in update.events), update.completion is not None
-        split = self._splitters[update.index].feed(text, final)
-        if split.reasoning and not split.text:
+        split = self._splitters[update.index](text, final)
+        if split.tool_calls:
+            self._called.add(update.index)
+        if split.thinks or (split.reasoning and not split.text):
             self.counts.reasoning += len(update.events)
         end = None
         if update.completion is not None:
-            end = self._end(update, update.completion, split)
+            end = self._end(update, update.completion)
         return Piece(update.index, split, update.events, end)
 
-    def _end(self, update: Update, completion: Completion, split: Split) -> Ending:
+    def _end(self, update: Update, completion: Completion) -> Ending:
         counts, stats = self.counts, completion.stats
         counts.completion += len(completion.token_ids)
         if update.index % self._per_prompt == 0:
@@ -239,40 +231,10 @@ class Answer:
         counts.accepted_prediction += accepted
         counts.rejected_prediction += max(0, predicted - accepted)
         reason = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
-        if getattr(self._splitters[update.index], "called", False) and reason == "stop":
+        if reason == "stop" and update.index in self._called:
             reason = "tool_calls"
         self.endings.append(Ending(reason, completion, update.predicted_seconds))
         return self.endings[-1]
-
-
-class Asked:
-    """Requests that are made and submitted when an answer is opened.
-
-    Args:
-        service: runs them.
-        make: makes them, in a worker thread: templates and tokenizers take time.
-        key: namespace of the client's key.
-        options: as of `Answer`.
-    """
-
-    def __init__(
-        self,
-        service: EngineService,
-        make: Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]],
-        key: str,
-    ) -> None:
-        self._service, self._make, self._key = service, make, key
-        self._job: Job | None = None
-
-    async def open(self) -> Answer:
-        requests, options = await asyncio.to_thread(self._make)
-        self._job = await self._service.submit(requests, self._key)
-        return Answer(self._job, **options)
-
-    def close(self) -> None:
-        if self._job is not None:
-            self._service.end(self._job)
-            self._job = None
 
 
 def timings(endings: Sequence[Ending]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,8 +18,6 @@ from forerun.server import information, metrics, openai_chat, openai_completions
 from forerun.server.errors import ApiError, envelope
 from forerun.server.gate import Gate, Limits
 from forerun.server.state import ServerState
-
-logger = logging.getLogger(__name__)
 
 FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
     openai_chat.routes,
@@ -56,9 +53,7 @@ def build_app(
 
 
 async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
-    found = _of_library(error) or ApiError.of(error)
-    if found.status == 500:
-        logger.error("a request failed", exc_info=error)
+    found = _of_library(error) or ApiError.logged(error)
     return JSONResponse(envelope(request.url.path, found), found.status, found.headers)
 
 

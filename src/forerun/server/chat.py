@@ -9,23 +9,25 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
-from forerun.server.answers import Asked, Splitter, Thinking, Whole
+from forerun.server.answers import Thinking
 from forerun.server.bodies import ChatBody, Message
 from forerun.server.errors import ApiError
+from forerun.server.respond import AnswerResponse, Form
 from forerun.server.service import EngineRequest
-from forerun.server.state import ServerState, namespace_of
+from forerun.server.state import ServerState
 
 # Tokens at the end of a prompt in which the template may have opened a thought.
 _TAIL = 8
 
 
-def ask(state: ServerState, request: HttpRequest, body: ChatBody) -> Asked:
-    """The answer to a conversation, to be opened by a response.
+def answer(state: ServerState, request: HttpRequest, body: ChatBody, form: Form) -> AnswerResponse:
+    """The response to a conversation, in the form of a front.
 
     Raises:
         ApiError: for another model, and while the server cannot answer.
     """
-    return state.asked(request, body, partial(_make, state, body, namespace_of(request)))
+    make = partial(_make, state, body, request.state.namespace)
+    return state.answer(request, body, make, form)
 
 
 def _make(
@@ -41,7 +43,7 @@ def _make(
     hints = Hints(_prediction(state, body), namespace)
     requests = state.repeated(body, [token_ids], params, hints=hints)
     options = {
-        "new_splitter": _splitter(state, token_ids),
+        **_splitting(state, token_ids),
         "per_prompt": len(requests),
         "prediction_only": state.engine.config.method == "prediction",
     }
@@ -97,13 +99,11 @@ def _prediction(state: ServerState, body: ChatBody) -> tuple[int, ...]:
     return state.prompts.read_prediction(content)
 
 
-def _splitter(state: ServerState, token_ids: Sequence[int]) -> Any:
-    """Makes the splitter of each choice, by what the template writes and where the prompt ends."""
+def _splitting(state: ServerState, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The splitter of each choice, by what the template writes and where the prompt ends."""
     template, engine = state.template, state.engine
     if template is None or Thinking.END not in template.source or engine.tokenizer is None:
-        return Whole
+        return {}
     tail = engine.tokenizer.decode(list(token_ids[-_TAIL:]))
-    return partial(Thinking, tail.rstrip().endswith(Thinking.START))
-
-
-__all__ = ["Splitter", "ask", "prompt_of"]
+    opened = tail.rstrip().endswith(Thinking.START)
+    return {"new_splitter": partial(Thinking, opened)}

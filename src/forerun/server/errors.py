@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from forerun.errors import ForerunError
 
-# OpenAI's types of errors by status; others are errors of the server.
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "unavailable_error",
-    504: "timeout_error",
-}
+logger = logging.getLogger(__name__)
+
+# OpenAI's types of errors by status; other mistakes of a client are invalid requests.
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES |= {429: "rate_limit_error", 503: "unavailable_error", 504: "timeout_error"}
 
 
 class ApiError(Exception):
@@ -49,11 +41,20 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        return _TYPES.get(self.status, "server_error")
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        return _TYPES.get(self.status, usual)
 
     @property
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+    @classmethod
+    def logged(cls, error: Exception) -> ApiError:
+        """The error of the API, after a fault of the server has been logged."""
+        found = cls.of(error)
+        if found.status == 500:
+            logger.error("a request failed", exc_info=error)
+        return found
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:

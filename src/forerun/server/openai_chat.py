@@ -36,9 +36,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
-        asked, writer = chat.ask(state, request, body), ChatWriter(state, body)
-        form = Form(writer.whole, writer.stream if body.stream else None)
-        return AnswerResponse(asked, form, state.deadline)
+        return chat.answer(state, request, body, ChatWriter(state, body).form)
 
     return router
 
@@ -64,6 +62,23 @@ class Writer:
         self.with_usage = options is not None and options.include_usage
         self.most = self.state.engine.config.num_speculative_tokens
         self.number = f"{self.prefix}-{uuid.uuid4().hex}"
+
+    @property
+    def form(self) -> Form:
+        return Form(self.whole, self.stream if self.body.stream else None)
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        choices = [self.choice(*pair) for pair in enumerate(await answer.gathered())]
+        made = self.head(self.kind) | {"choices": choices, "usage": usage(answer.counts)}
+        return made | {"timings": timings(answer.endings)} | self.metrics(answer.endings)
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A choice of an answer that does not stream."""
+        raise NotImplementedError
+
+    def stream(self, answer: Answer) -> AsyncIterator[str]:
+        """The events of an answer."""
+        raise NotImplementedError
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -104,21 +119,13 @@ class Writer:
             found["token_origins"] = [one.origin.value for one in events]
         return found
 
-    def whole_object(self, answer: Answer, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        made = self.head(self.kind) | {"choices": choices, "usage": usage(answer.counts)}
-        return made | {"timings": timings(answer.endings)} | self.metrics(answer.endings)
-
 
 class ChatWriter(Writer):
     """Writes chat completions."""
 
     body: ChatBody
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        choices = await answer.gathered()
-        return self.whole_object(answer, [self._choice(*pair) for pair in enumerate(choices)])
-
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.end is not None
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
@@ -141,12 +148,10 @@ class ChatWriter(Writer):
                 begun.add(piece.index)
                 first = {"role": "assistant", "content": "", "refusal": None}
                 yield self.chunk(self._delta(piece.index, first))
-            if delta := _delta(piece):
-                own = self._delta(piece.index, delta) | self.extras(piece.events)
-                yield self.chunk(own | {"logprobs": self._logprobs(piece.events)})
-            elif piece.events and (self.body.logprobs or self.extras(piece.events)):
-                # Tokens whose text is held back are reported all the same.
-                own = self._delta(piece.index, {"content": ""}) | self.extras(piece.events)
+            delta, extras = _delta(piece), self.extras(piece.events)
+            # Tokens whose text is held back are reported all the same.
+            if delta or (piece.events and (self.body.logprobs or extras)):
+                own = self._delta(piece.index, delta or {"content": ""}) | extras
                 yield self.chunk(own | {"logprobs": self._logprobs(piece.events)})
             if piece.end is not None:
                 last = self._delta(piece.index, {}) | {"finish_reason": piece.end.reason}

@@ -16,9 +16,9 @@ from forerun.server.answers import Answer, Choice, Piece
 from forerun.server.bodies import CompletionBody
 from forerun.server.errors import ApiError
 from forerun.server.openai_chat import Writer, finite
-from forerun.server.respond import AnswerResponse, Form
+from forerun.server.respond import AnswerResponse
 from forerun.server.service import EngineRequest
-from forerun.server.state import ServerState, TokenNames, namespace_of
+from forerun.server.state import ServerState, TokenNames
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -31,11 +31,9 @@ def routes(state: ServerState) -> APIRouter:
             raise ApiError(400, "echo does not stream; leave one of the two out.", param="echo")
         if not body.max_tokens and not body.echo:
             raise ApiError(400, "max_tokens is 0, which needs echo: true.", param="max_tokens")
-        make = partial(_make, state, body, namespace_of(request))
-        asked = state.asked(request, body, make)
         writer = CompletionWriter(state, body, "cmpl", "text_completion", "text_completion")
-        form = Form(writer.whole, writer.stream if body.stream else None)
-        return AnswerResponse(asked, form, state.deadline)
+        make = partial(_make, state, body, request.state.namespace)
+        return state.answer(request, body, make, writer.form)
 
     return router
 
@@ -69,11 +67,7 @@ class CompletionWriter(Writer):
 
     body: CompletionBody
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        choices = await answer.gathered()
-        return self.whole_object(answer, [self._choice(*pair) for pair in enumerate(choices)])
-
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.end is not None
         done, keeps = choice.end.completion, bool(self.body.max_tokens)
         text = choice.text if keeps else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -15,7 +14,7 @@ from forerun.engine.model_options import ModelOptions
 from forerun.engine.resolve import choose
 from forerun.engine.speculation_options import speculation
 from forerun.errors import ConfigError
-from forerun.files import reason
+from forerun.files import read_text
 from forerun.options import FileName, Text, option, options, part
 from forerun.progress import say
 
@@ -96,14 +95,8 @@ class ServeRequest:
         """
         if self.api_key_file is None:
             return self.api_key
-        try:
-            lines = Path(self.api_key_file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = reason(error) if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(
-                f"--api-key-file {self.api_key_file} cannot be read: {why}."
-            ) from error
-        found = [line.strip() for line in lines if line.strip()]
+        text = read_text(self.api_key_file, "--api-key-file", ConfigError)
+        found = [line.strip() for line in text.splitlines() if line.strip()]
         if not found:
             raise ConfigError(f"--api-key-file {self.api_key_file} holds no key; write one a line.")
         return (*self.api_key, *found)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forerun.server.answers import Answer, Asked
+from forerun.server.answers import Answer
 from forerun.server.errors import ApiError, envelope
+from forerun.server.service import EngineRequest, EngineService, Job
 
-logger = logging.getLogger(__name__)
+Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
+"""Makes the requests of an answer, and the options of `Answer`."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,21 @@ class AnswerResponse(Response):
     """Opens an answer, sends it, and ends its job, even when the client goes before.
 
     Args:
-        asked: opens the answer.
+        service: runs the requests.
+        make: makes them and the options of the answer, in a worker thread: templates and tokenizers
+            take time.
+        key: namespace of the client's key.
         form: the wire format.
         deadline: seconds after which it ends with an error.
     """
 
-    def __init__(self, asked: Asked, form: Form, deadline: float | None = None) -> None:
+    def __init__(
+        self, service: EngineService, make: Make, key: str, form: Form, deadline: float | None
+    ) -> None:
         super().__init__()
-        self._asked, self._form, self._deadline = asked, form, deadline
+        self._service, self._make, self._key = service, make, key
+        self._form, self._deadline = form, deadline
+        self._job: Job | None = None
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,12 +77,15 @@ class AnswerResponse(Response):
             try:
                 await asyncio.gather(work, gone, return_exceptions=True)
             finally:
-                self._asked.close()
+                if self._job is not None:
+                    self._service.end(self._job)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         try:
             async with asyncio.timeout(self._deadline):
-                answer = await self._asked.open()
+                requests, options = await asyncio.to_thread(self._make)
+                self._job = await self._service.submit(requests, self._key)
+                answer = Answer(self._job, **options)
                 if self._form.stream is None:
                     await self._send_json(send, 200, await self._form.whole(answer), {})
                 else:
@@ -83,9 +94,7 @@ class AnswerResponse(Response):
             text = f"the request took longer than {self._deadline:g} seconds."
             await self._fail(scope, send, ApiError(504, text, code="timeout"))
         except Exception as error:
-            if not isinstance(error, ApiError):
-                logger.error("a request failed: %s", type(error).__name__, exc_info=error)
-            await self._fail(scope, send, ApiError.of(error))
+            await self._fail(scope, send, ApiError.logged(error))
 
     async def _send_stream(self, send: Send, events: AsyncIterator[str]) -> None:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}

@@ -143,6 +143,7 @@ class EngineService:
 
     def close(self) -> None:
         """End the thread; all jobs end with an error. May be called twice."""
+        self.draining = True
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -242,6 +243,8 @@ class EngineService:
                 self._publish_ended(self.engine)
                 self._flush()
         finally:
+            # What has come meanwhile is taken and ends like the rest.
+            self._take_all(wait=False)
             self._fail_all(ApiError(503, "the server was shut down.", retry_after=RETRY_AFTER))
             self.engine.close()
 

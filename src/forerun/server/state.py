@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,10 @@ from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import PromptReader
 from forerun.engine.text import Decoder
-from forerun.server.answers import Asked
 from forerun.server.bodies import SamplingBody, SpeculativeBody
 from forerun.server.errors import ApiError
+from forerun.server.respond import AnswerResponse, Form, Make
 from forerun.server.service import EngineRequest, EngineService
-
-Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 
 
 @dataclass
@@ -81,15 +79,18 @@ class ServerState:
                 code="model_not_found",
             )
 
-    def asked(self, request: HttpRequest, body: SamplingBody, make: Make) -> Asked:
-        """The answer that a body asks for, to be opened by a response.
+    def answer(
+        self, request: HttpRequest, body: SamplingBody, make: Make, form: Form
+    ) -> AnswerResponse:
+        """The response to a body.
 
         Raises:
             ApiError: for another model, and while the server cannot answer.
         """
-        _ = self.engine
+        self.service.ready()
         self.check_model(body.model)
-        return Asked(self.service, make, namespace_of(request))
+        key = request.state.namespace
+        return AnswerResponse(self.service, make, key, form, self.deadline)
 
     def sampling(self, body: SamplingBody) -> dict[str, Any]:
         """Sampling parameters by name, as far as the body gives them."""
@@ -160,12 +161,6 @@ _SAMPLING = (
 )
 
 
-def namespace_of(request: HttpRequest) -> str:
-    """Namespace of the request's key; see `gate.Gate`."""
-    namespace: str = request.scope.get("state", {}).get("namespace", "")
-    return namespace
-
-
 class TokenNames:
     """Text and bytes of single tokens.
 
@@ -196,6 +191,9 @@ class TokenNames:
             return text, bytes([int(letters[3:5], 16)])
         if letters and all(letter in self._bytes for letter in letters):
             return text, bytes(self._bytes[letter] for letter in letters)
+        # Alone, such a token is decoded without its space.
+        if letters and "▁" in letters and not self._decoder.joins:
+            text = letters.replace("▁", " ")
         return text, text.encode()
 
 
