@@ -3,6 +3,8 @@
 // A line of weights, 4 columns of 16 rows, is a row of AMX's operand B; A is T tokens, C their dot
 // products of a group with 16 rows. The integers are those of the other levels (of nibbles 16 times
 // as large), and what is done with them as floats is too.
+#pragma once
+
 #include <cstring>
 
 #include "../paired_groups.h"
@@ -360,25 +362,4 @@ KernelSet make_tile_set(Precision precision) {
 }
 
 }  // namespace
-
-const KernelSet& amx_int8_set() {
-  static const KernelSet set = make_tile_set<Bytes>(Precision::int8);
-  return set;
-}
-
-const KernelSet& amx_int4_set() {
-  static const KernelSet set = make_tile_set<Nibbles>(Precision::int4);
-  return set;
-}
-
-const KernelSet& amx_int8_offset_set() {
-  static const KernelSet set = make_tile_set<WithOffset<Bytes>>(Precision::int8_offset);
-  return set;
-}
-
-const KernelSet& amx_int4_offset_set() {
-  static const KernelSet set = make_tile_set<WithOffset<Nibbles>>(Precision::int4_offset);
-  return set;
-}
-
 }  // namespace forerun::cpu
