@@ -161,10 +161,11 @@ def test_a_full_queue_asks_to_come_back() -> None:
         assert full.status_code == 429
         assert full.json()["error"]["code"] == "queue_full"
         assert int(full.headers["Retry-After"]) >= 1
-        never = one.post("/v1/chat/completions", json={"messages": USER, "n": 3})
-        assert never.status_code == 400
         held.let()
         assert all(done.result()["object"] == "chat.completion" for done in waiting)
+        wait_for(lambda: state.service.open == 0)
+        never = one.post("/v1/chat/completions", json={"messages": USER, "n": 3})
+        assert never.status_code == 400
         assert one.chat(max_tokens=1)["object"] == "chat.completion"
 
 

@@ -83,6 +83,8 @@ class AnswerResponse(Response):
     async def _answer(self, scope: Scope, send: Send) -> None:
         try:
             async with asyncio.timeout(self._deadline):
+                # Before any work is done for it.
+                self._service.admit(1, self._key)
                 requests, options = await asyncio.to_thread(self._make)
                 self._job = await self._service.submit(requests, self._key)
                 answer = Answer(self._job, **options)

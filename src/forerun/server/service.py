@@ -187,7 +187,7 @@ class EngineService:
         Raises:
             ApiError: if too many wait, or the engine refuses one of them; then none runs.
         """
-        self._admit(len(requests), key)
+        self.admit(len(requests), key)
         job = Job(requests, key, asyncio.get_running_loop(), left=len(requests))
         accepted = job.loop.create_future()
         self._open[key] += len(requests)
@@ -207,7 +207,12 @@ class EngineService:
         if job.left:
             self._inbox.put(lambda: self._cancel(job))
 
-    def _admit(self, count: int, key: str) -> None:
+    def admit(self, count: int, key: str) -> None:
+        """Refuse requests for which there is no room.
+
+        Raises:
+            ApiError: with the time after which to come back.
+        """
         engine = self.ready()
         most = engine.max_batch_size + self.max_queue
         if count > most:
