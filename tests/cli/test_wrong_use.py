@@ -146,7 +146,7 @@ def test_unknown_commands(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("run", ["generate", "chat"]), ("pull", ["-m"]), ("serve", ["no server", "chat"])],
+    [("run", ["generate", "chat"]), ("pull", ["-m"])],
 )
 def test_a_command_of_another_tool_is_answered_by_ours(
     cli: Cli, name: str, words: list[str]
