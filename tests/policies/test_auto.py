@@ -16,7 +16,7 @@ from forerun.core import Draft, Origin, PlainReason, Request, RoundTimes, Verdic
 from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
-from forerun.policies import auto, stretch
+from forerun.policies import auto
 from forerun.policies.acceptance import Acceptance
 from forerun.policies.auto import AutoOptions, AutoPolicy
 from forerun.policies.beliefs import Beliefs, Member
@@ -24,7 +24,7 @@ from forerun.policies.budget import LEAST, RESTORED, Account
 from forerun.policies.costs import Curve, DraftTimes, LiveCosts
 from forerun.policies.decisions import in_words
 from forerun.policies.fixed import FixedPolicy
-from forerun.policies.lengths import ALONE, Offer, best_lengths
+from forerun.policies.lengths import Offer, best_lengths
 from forerun.policies.memory import Memory, recall
 from forerun.testing import ToyModel
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
@@ -259,30 +259,26 @@ def test_decisions_are_logged_in_words(caplog: pytest.LogCaptureFixture) -> None
     st.floats(0.01, 0.6),
 )
 def test_the_lengths_of_a_batch_are_the_best_of_all(rates: list[list[float]], slope: float) -> None:
-    """Where drafts cost nothing: against all combinations of lengths. Where not all of a batch draft,
-    tokens are worth less."""
+    """Where drafts cost nothing: against all combinations of lengths."""
     survivals = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in rates]
     size = len(rates)
     table = CostTable.from_rows((n, size, 0, 1 + slope * (n * size - 1)) for n in (1, 4))
     curve, member = Curve(table, size, 3), Member(0, SimulatedDrafter())  # type: ignore[arg-type]
-    rate = size / curve.plain
 
-    def value(lengths: tuple[int, ...], worth: float | None = None) -> float:
+    def rate(lengths: tuple[int, ...]) -> float:
         tokens = sum(sum(row[:n]) for row, n in zip(survivals, lengths, strict=True))
-        if worth is None:
-            worth = 1.0 if all(lengths) else ALONE
-        return worth * tokens - rate * (curve.at(sum(lengths)) - curve.plain)
+        return (size + tokens) / curve.at(sum(lengths))
 
     offers = [Offer(member, row, 0, DraftTimes(0.0, 0.0)) for row in survivals]
-    found = best_lengths(offers, rate, curve, 1.0)
-    every = list(itertools.product(*(range(len(row) + 1) for row in survivals)))
-    best = max(every, key=lambda lengths: value(lengths, 1.0))
-    least = value(best) if all(best) else max(value(lengths, ALONE) for lengths in every)
+    found = best_lengths(offers, curve, 1.0)
+    every = itertools.product(*(range(len(row) + 1) for row in survivals))
+    best = max(map(rate, every))
     if found is not None:
-        assert value(tuple(found.lengths)) >= least - 1e-9
+        assert rate(tuple(found.lengths)) == pytest.approx(found.rate)
+        assert found.rate == pytest.approx(best)
     else:
         # Gains within the noise are left alone.
-        assert least <= 0.02 * size or least <= 0.1 * rate * (curve.at(3 * size) - curve.plain)
+        assert best <= 1.05 * size / curve.plain
 
 
 @given(st.lists(st.tuples(st.integers(1, 16), st.floats(0, 0.2)), min_size=1, max_size=30))
@@ -347,13 +343,13 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
         del looked[:]
         world.each(made, [100])
         # A text that begins is looked at in each round, whatever the one before was like.
-        assert looked[: stretch.DRY] == list(range(stretch.DRY))
-        assert max(after - before for before, after in pairwise(looked)) == 1 + stretch.MOST_MISSED
+        assert looked[: auto.DRY] == list(range(auto.DRY))
+        assert max(after - before for before, after in pairwise(looked)) == 1 + auto.MOST_MISSED
         assert len(looked) < 60
     del looked[:]
     world.each(made, [300])
     found = [position for position in looked if position >= 150]
-    assert found[0] <= 150 + stretch.MOST_MISSED
+    assert found[0] <= 150 + auto.MOST_MISSED
     assert world.drafted > 0.7 * (300 - found[0])
 
 

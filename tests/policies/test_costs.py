@@ -8,8 +8,8 @@ import random
 import pytest
 
 from forerun.costs.table import CostTable
+from forerun.policies.auto import COUNTED, TIMED_AFTER
 from forerun.policies.costs import LiveCosts
-from forerun.policies.stretch import LATE, SOON, Timing
 
 NAME, PLAIN = "self_sparse", 0.01
 SHARE = 0.4 * PLAIN
@@ -60,40 +60,20 @@ def test_what_tokens_take_is_not_taken_for_a_slower_machine(batch_size: int) -> 
 @pytest.mark.parametrize("factor", [0.6, 1.7])
 def test_another_speed_is_found_by_the_plain_rounds_between_drafts(factor: float) -> None:
     """As a policy times them: of all rounds few are plain."""
-    costs, timing, plain = flat(), Timing(), 0
-    for _ in range(300):
-        if timing.is_due:
-            before = costs.plain_seconds(1)
-            costs.observe(1, 0, factor, timing.counted)
-            timing.note(0, factor / before)
-            plain += 1
+    costs = flat()
+    for number in range(10 * TIMED_AFTER):
+        if number % TIMED_AFTER == 0:
+            costs.observe(1, 0, factor, COUNTED)
         else:
             costs.observe(1, 4, 1.2 * factor)
-            timing.note(1, 1.0)
     assert costs.plain_seconds(1) == pytest.approx(factor, rel=0.1)
-    assert 300 / LATE <= plain <= 300 / SOON
 
 
 def test_a_timed_round_says_as_much_as_several_of_others() -> None:
     """As rare as it is, one brings most of a change by a quarter."""
-    costs, timing = flat(), Timing()
-    timing.note(SOON, 1.0)
-    costs.observe(1, 0, 1.25, timing.counted)
+    costs = flat()
+    costs.observe(1, 0, 1.25, COUNTED)
     assert 1.15 < costs.plain_seconds(1) < 1.25
-    timing.note(0, 1.25)
-    assert timing.counted == 1
-
-
-def test_plain_rounds_are_timed_rarely_where_they_are_as_expected() -> None:
-    timing, gaps = Timing(), []
-    for ratio in (1.0, 1.0, 1.0, 1.5, 1.0):
-        rounds = 0
-        while not timing.is_due and rounds < 2 * LATE:
-            timing.note(1, 1.0)
-            rounds += 1
-        timing.note(0, ratio)
-        gaps.append(rounds)
-    assert gaps == [SOON, 2 * SOON, LATE, LATE, SOON]
 
 
 def test_one_length_for_long_leaves_what_the_table_says_of_others() -> None:
@@ -112,7 +92,8 @@ def test_times_that_no_round_takes_teach_nothing(seconds: float) -> None:
     costs = flat()
     for extra in (0, 4):
         costs.observe(1, extra, seconds)
-    assert costs.plain_seconds(1) == costs.curve(1).at(4) == 1.0
+    assert costs.plain_seconds(1) == 1.0
+    assert costs.curve(1).at(4) == flat().curve(1).at(4)
 
 
 def test_drafts_together_teach_what_one_after_the_other_does() -> None:

@@ -7,99 +7,83 @@ the share whose next token was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from operator import mul
 from typing import Any
 
 LONGEST = 64
-# USUAL: positions for which the rates of all requests are computed at least. FEW: drafts between updates.
-USUAL, FEW = 16, 8
-# Most combinations of namespace and level; beyond it the rates of all named namespaces are dropped.
+# Positions for which the rates of all requests are computed at least.
+USUAL = 16
+# Most combinations of namespace and level; beyond it all rates are dropped.
 MOST_KINDS = 4096
 # Rounds that the rates of all requests count as beside a request's own, and the prior beside all requests'.
 POOLED_WEIGHT, PRIOR_WEIGHT = 6.0, 1.5
 # Factor by which the weight of old rounds shrinks with each draft: of a request's own, and of all requests'.
 REQUEST_MEMORY, POOLED_MEMORY = 0.92, 0.995
-# Factor after some rounds without a draft, in which the request's text has moved on.
-UNSEEN_MEMORY = 0.92
 # Most rounds that rates from a file count as, because conditions may have changed since.
 RESTORED_WEIGHT = 40.0
 # Tokens with a lower probability of being accepted are not offered.
 NEGLIGIBLE = 0.03
-_LARGEST = 1e100
+LEVELS = 8
 
 
 class Rates:
     """Acceptance by position; old rounds count less and less.
 
-    Instead of shrinking old weights, new weights grow, which is the same up to a common factor.
+    Attributes:
+        at_risk: number of rounds that reached a position.
+        accepted: number of those in which its token was accepted.
     """
 
-    __slots__ = ("_memory", "_weight", "accepted", "at_risk", "planned")
+    __slots__ = ("_memory", "accepted", "at_risk")
 
     def __init__(self, memory: float) -> None:
-        self._memory, self._weight = memory, 1.0
+        self._memory = memory
         self.at_risk: list[float] = []
         self.accepted: list[float] = []
-        self.planned = 0
 
     def observe(self, planned: int, accepted: int) -> None:
         """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
-        self.planned += 1
+        self.fade()
         seen = min(accepted + 1, planned)
-        missing = seen - len(self.at_risk)
-        if missing > 0:
-            self.at_risk += [0.0] * missing
-            self.accepted += [0.0] * missing
+        missing = [0.0] * (seen - len(self.at_risk))
+        self.at_risk += missing
+        self.accepted += missing
         for position in range(seen):
-            self.at_risk[position] += self._weight
+            self.at_risk[position] += 1.0
         for position in range(accepted):
-            self.accepted[position] += self._weight
-        self.fade(self._memory)
+            self.accepted[position] += 1.0
 
-    def fade(self, memory: float) -> None:
-        """Multiply the weight of past rounds by `memory`."""
-        self._weight /= memory
-        if self._weight > _LARGEST:
-            self.at_risk = [value / self._weight for value in self.at_risk]
-            self.accepted = [value / self._weight for value in self.accepted]
-            self._weight = 1.0
+    def fade(self) -> None:
+        """Reduce the weight of past rounds."""
+        memory = self._memory
+        self.at_risk = [memory * value for value in self.at_risk]
+        self.accepted = [memory * value for value in self.accepted]
 
-    def evidence(self, position: int = 0) -> float:
-        """Number of rounds that reached a position; old rounds count less."""
-        return self.at_risk[position] / self._weight if position < len(self.at_risk) else 0.0
-
-    def blended(self, prior: Sequence[float], weight: float, length: int) -> Iterator[float]:
+    def blended(self, prior: Sequence[float], weight: float, length: int) -> list[float]:
         """Rates of the first `length` positions, with a prior that counts as `weight` rounds.
 
         A position beyond the prior takes the rate of the one before it as its prior.
         """
-        known, own, given = len(self.at_risk), weight * self._weight, len(prior)
-        rate = 0.0
+        known, given, rate, rates = len(self.at_risk), len(prior), 0.0, list[float]()
         for position in range(length):
             if position < given:
                 rate = prior[position]
             if position < known:
-                rate = (self.accepted[position] + own * rate) / (self.at_risk[position] + own)
-            yield rate
-
-    def as_lists(self) -> dict[str, list[float]]:
-        """Counts in rounds, ready for JSON."""
-        return {
-            "at_risk": [value / self._weight for value in self.at_risk],
-            "accepted": [value / self._weight for value in self.accepted],
-        }
+                rate = (self.accepted[position] + weight * rate) / (self.at_risk[position] + weight)
+            rates.append(rate)
+        return rates
 
     def restore(self, values: Any) -> None:
-        """Start from the lists that `as_lists` returned; other values are ignored."""
+        """Start from lists of `at_risk` and `accepted`; other values are ignored."""
         at_risk, accepted = (list(map(float, values[name])) for name in ("at_risk", "accepted"))
         if len(at_risk) == len(accepted) <= LONGEST and all(
             0.0 <= a <= r < 1e9 for a, r in zip(accepted, at_risk, strict=True)
         ):
             scale = min(1.0, RESTORED_WEIGHT / max([*at_risk, 1.0]))
             self.at_risk = [scale * value for value in at_risk]
-            self.accepted, self._weight = [scale * value for value in accepted], 1.0
+            self.accepted = [scale * value for value in accepted]
 
 
 class Acceptance:
@@ -125,29 +109,21 @@ class Acceptance:
     @property
     def evidence(self) -> float:
         """Number of drafts that were seen; old drafts count less."""
-        return sum(rates.evidence() for (name, _), rates in self._pooled.items() if not name)
-
-    def pooled(self, namespace: str, level: int) -> Rates:
-        """Rates over all requests of a namespace, or of all if it is empty, at a level of confidence."""
-        key = (namespace, level)
-        if key not in self._pooled:
-            if len(self._pooled) > MOST_KINDS:
-                self._pooled = {key: rates for key, rates in self._pooled.items() if not key[0]}
-                self._known.clear()
-            self._pooled[key] = Rates(POOLED_MEMORY)
-        return self._pooled[key]
+        return sum(
+            rates.at_risk[0]
+            for (name, _), rates in self._pooled.items()
+            if rates.at_risk and not name
+        )
 
     def survival(self, request_id: int, namespace: str, level: int, length: int) -> list[float]:
         """Probability that the first 1, 2, … tokens of a request's next draft are all accepted.
 
         The list ends where the probability becomes negligible.
         """
-        known, own = self._pooled_rates(namespace, level, length), self._requests.get(request_id)
-        if own is None:
-            rates: Iterable[float] = known[:length]
-        else:
-            rates = own.blended(known, POOLED_WEIGHT, length)
-        return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates, mul))]
+        rates, own = self._pooled_rates(namespace, level, length), self._requests.get(request_id)
+        if own is not None:
+            rates = own.blended(rates, POOLED_WEIGHT, length)
+        return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates[:length], mul))]
 
     def _pooled_rates(self, namespace: str, level: int, length: int) -> list[float]:
         """Conditional rates over all requests of a namespace, for at least `length` positions."""
@@ -157,28 +133,27 @@ class Acceptance:
             prior, weight = self._prior or [level_rate(level)], self._prior_weight
             if namespace:
                 prior, weight = self._pooled_rates("", level, length), POOLED_WEIGHT
-            known = [*self.pooled(*key).blended(prior, weight, max(length, USUAL))]
-            self._known[key] = known
+            pooled = self._pooled.get(key, Rates(POOLED_MEMORY))
+            known = self._known[key] = pooled.blended(prior, weight, max(length, USUAL))
         return known
 
     def observe(
         self, request_id: int, namespace: str, level: int, planned: int, accepted: int
     ) -> None:
         """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
-        for name in {"", namespace}:
-            pooled = self.pooled(name, level)
-            pooled.observe(planned, accepted)
-            if pooled.planned < FEW or pooled.planned % FEW == 0:
-                self._known.pop((name, level), None)
-        if request_id not in self._requests:
-            self._requests[request_id] = Rates(REQUEST_MEMORY)
-        self._requests[request_id].observe(planned, accepted)
+        if len(self._pooled) > MOST_KINDS:
+            self._pooled.clear()
+            self._known.clear()
+        for key in {("", level), (namespace, level)}:
+            self._pooled.setdefault(key, Rates(POOLED_MEMORY)).observe(planned, accepted)
+            self._known.pop(key, None)
+        own = self._requests.setdefault(request_id, Rates(REQUEST_MEMORY))
+        own.observe(planned, accepted)
 
     def fade(self, request_id: int) -> None:
         """Reduce the weight of a request's own rates, after some rounds that have shown nothing."""
-        own = self._requests.get(request_id)
-        if own is not None:
-            own.fade(UNSEEN_MEMORY)
+        if request_id in self._requests:
+            self._requests[request_id].fade()
 
     def release(self, request_id: int) -> None:
         """Forget a request; its drafts still count among those of all requests."""
@@ -187,7 +162,7 @@ class Acceptance:
     def as_dict(self) -> dict[str, Any]:
         """Rates over all requests by level, ready for JSON."""
         return {
-            str(level): rates.as_lists()
+            str(level): {"at_risk": rates.at_risk, "accepted": rates.accepted}
             for (namespace, level), rates in self._pooled.items()
             if not namespace
         }
@@ -195,10 +170,7 @@ class Acceptance:
     def restore(self, values: Any) -> None:
         """Start from the rates that `as_dict` returned."""
         for level, lists in dict(values).items():
-            self.pooled("", int(level)).restore(lists)
-
-
-LEVELS = 8
+            self._pooled.setdefault(("", int(level)), Rates(POOLED_MEMORY)).restore(lists)
 
 
 def level_of(confidence: float) -> int:

@@ -1,10 +1,9 @@
 """Policy `auto`: speculate as far as it pays by measured costs and acceptance, or not at all.
 
-Each round the policy chooses the drafters and lengths with the highest value over the whole batch:
-expected tokens, less those that their time would bring otherwise (`policies/lengths.py`). Not
-drafting is one of the choices. An unknown drafter is assumed to be an ordinary one, so it drafts
-from the first round until its acceptance says otherwise; after that it is tried now and then
-(`policies/budget.py`).
+Each round the policy chooses the drafters and lengths that are expected to bring the most tokens a
+second over the whole batch (`policies/lengths.py`). Not drafting is one of the choices. An unknown
+drafter is assumed to be an ordinary one, so it drafts from the first round until its acceptance says
+otherwise; after that it is tried now and then (`policies/budget.py`).
 
 Losses are bounded whatever the estimates say: an account holds the budget for learning, is credited
 with a share of all time and with the gains of drafts, and no draft may cost more
@@ -17,9 +16,9 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from statistics import median_low
+from statistics import median, median_low
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -29,13 +28,12 @@ from forerun.costs.table import CostTable
 from forerun.options import options
 from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs, Member
-from forerun.policies.budget import TUITION, Account, Trials
-from forerun.policies.costs import MUCH, LiveCosts
+from forerun.policies.budget import FIRST_TOKENS, TUITION, Account, Trials
+from forerun.policies.costs import LiveCosts
 from forerun.policies.decisions import Decisions
-from forerun.policies.lengths import Offer, Valuation
+from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
-from forerun.policies.outlook import DRAFT_ROUNDS, FIRST_DRAFTS, FIRST_TOKENS, Choice, Outlook, Text
-from forerun.policies.stretch import Drought, PlainRounds, Seen, Stretch, Timing
+from forerun.policies.outlook import PROVEN, Choice, Outlook, Text
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +41,39 @@ LONGEST = 16
 # If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
 # applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
+# Elsewhere, if looking up does not pay, it pauses for one round after DRY rounds without an accepted token,
+# for two after twice as many, and for at most MOST_MISSED.
+DRY, MOST_MISSED = 24, 3
 # Nothing is looked up in such rounds.
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
 # Plain rounds after which a draft runs cold.
 COLD_AFTER = 8
+# Expected acceptance is updated after each of a request's FIRST_DRAFTS drafts, then each DRAFT_ROUNDS rounds.
+# Plans hold as long if models draft for all requests, because planning takes time too.
+FIRST_DRAFTS, DRAFT_ROUNDS = 8, 4
+# Drafting rounds after which a plain one is timed, and the rounds that it counts as, because others tell less
+# of the machine's speed. Plain rounds that are learned from together, and most that they count as.
+TIMED_AFTER, COUNTED, REPEATED = 75, 4, 8
+
+
+class Seen(NamedTuple):
+    """Results of a round.
+
+    Args:
+        batch_size: number of requests.
+        forward, draft, planning: seconds of the round without its draft, of drafting and of planning.
+        depth: depth of the deepest draft; 0, and none of the rest, in a plain round.
+        nodes, accepted, emitted: drafted, accepted and emitted tokens of each request.
+    """
+
+    batch_size: int
+    forward: float
+    draft: float
+    planning: float
+    depth: int = 0
+    nodes: Sequence[int] = ()
+    accepted: Sequence[int] = ()
+    emitted: Sequence[int] = ()
 
 
 @options
@@ -84,18 +111,24 @@ class AutoPolicy(BasePolicy):
         self.settings = options or AutoOptions()
         self._most = num_speculative_tokens or LONGEST
         self._beliefs = Beliefs(self._new_account(), LiveCosts(most=self._most))
+        self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
         self.decisions, self._several = Decisions(), False
         self._texts: dict[int, Text] = {}
-        self._outlook = Outlook(self._beliefs, self._most, self.settings.lost_time)
-        self._valuation = Valuation(self._beliefs)
-        self._timing, self._drought = Timing(), Drought()
-        self._stretch, self._plain = Stretch(), PlainRounds()
         self.clock: Callable[[], float] = perf_counter
-        self._planning, self._rounds, self._is_plain = 0.0, 0, True
-        self._tried: Trials | None = None
-        # The members that could have drafted in the last round that was planned.
-        self._offering: dict[Member, None] = {}
         self._memory: Memory | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Start without rounds."""
+        # What was planned, the rounds for which it still holds, and what drafts.
+        self._plans, self._left, self._is_plain = list[Plan](), 0, True
+        self._requests, self._ids, self._running = list[Request](), list[int](), list[Text]()
+        self._offering = dict[Member, None]()
+        self._tried: Trials | None = None
+        # Rounds that were not yet learned from, and the seconds of planning the next one.
+        self._seen, self._plain, self._planning = list[Seen](), list[Seen](), 0.0
+        # Rounds: all, those since a draft, since an accepted token, and drafting ones since a plain one.
+        self._rounds = self._undrafted = self._dry = self._drafted = 0
 
     @property
     def costs(self) -> LiveCosts:
@@ -135,9 +168,7 @@ class AutoPolicy(BasePolicy):
     def forget(self) -> None:
         self._beliefs.forget(self._new_account())
         self._outlook.forget()
-        self._valuation.forget()
-        self._timing, self._drought = Timing(), Drought()
-        self._stretch, self._plain, self._offering = Stretch(), PlainRounds(), {}
+        self._start()
 
     def close(self) -> None:
         self._take_in()
@@ -145,26 +176,26 @@ class AutoPolicy(BasePolicy):
             self._memory.save()
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
-        if self._stretch.goes_on(requests):
-            return self._stretch.plans
+        ids = [request.request_id for request in requests]
+        if self._left and ids == self._ids:
+            self._left -= 1
+            return self._plans
         started = self.clock()
-        if self._stretch.plans:
-            self._take_in()
-        self._tried = None
-        texts = [self._text(request) for request in requests]
-        timed = self._timing.is_due or not self.costs.is_known
-        reason = PlainReason.TIMED if timed else PlainReason.PAUSED
+        self._take_in(batch_size=len(requests))
+        timed = self._drafted >= TIMED_AFTER or not self.costs.is_known
+        self._requests, self._ids = list(requests), ids
+        self._running = texts = [self._text(request) for request in requests]
         for text in texts:
-            text.choice, text.reason = None, reason
-        rounds = 1 if timed else self._choose(requests, texts)
-        plans = [text.plan(self._several) for text in texts]
+            text.choice, text.reason = None, PlainReason.TIMED if timed else PlainReason.PAUSED
+        self._tried, self._offering = None, {}
+        self._left = 0 if timed else self._choose(requests, texts) - 1
+        self._plans = [text.plan(self._several) for text in texts]
         self._is_plain = all(text.choice is None for text in texts)
-        self._stretch.begin(requests, plans, rounds)
         self._planning = self.clock() - started
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
                 logger.info("request %d: %s", request.request_id, text.in_words())
-        return plans
+        return self._plans
 
     def observe(
         self,
@@ -174,98 +205,24 @@ class AutoPolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         self._rounds += 1
-        seen = Seen(drafts, verdicts, times, self._planning)
+        seen = Seen(len(requests), times.target + times.verify, times.draft, self._planning)
+        if not self._is_plain:
+            seen = seen._replace(
+                depth=max(draft.tree.depth for draft in drafts),
+                nodes=[len(draft) for draft in drafts],
+                accepted=[verdict.num_accepted for verdict in verdicts],
+                emitted=[len(verdict.token_ids) for verdict in verdicts],
+            )
+        self._seen.append(seen)
         self._planning = 0.0
         if self._memory is not None:
             self._memory.note()
-        if self._stretch.plans:
-            self._stretch.note(seen)
-        elif self._is_plain:
-            if not self._plain.takes(len(requests)):
-                self._take_in_plain()
-            self._plain.add(len(requests), seen)
-            self._drought.note(1)
-            if self._timing.is_due or not self.costs.is_known:
-                self._take_in_plain()
-        else:
-            self._take_in_plain()
-            self._judge([self._learn(requests, [seen])])
-
-    def _learn(self, requests: Sequence[Request], rounds: Sequence[Seen]) -> float:
-        """Take in rounds with the same plans and return the gain of tries among them, in plain rounds."""
-        batch_size, count = len(requests), len(rounds)
-        extra, emitted, accepted, depth, found = 0, 0, 0, 0.0, False
-        made = list[tuple[Text, Choice]]()
-        texts = [self._text(request) for request in requests]
-        for place, (drafts, verdicts, _, _) in enumerate(rounds, 1):
-            depth += max(draft.tree.depth for draft in drafts) / count
-            for request, text, draft, verdict in zip(
-                requests, texts, drafts, verdicts, strict=True
-            ):
-                extra += len(draft)
-                emitted += len(verdict.token_ids)
-                if text.choice is not None and verdict.token_ids:
-                    made.append((text, text.choice))
-                    found = found or verdict.num_accepted > 0
-                    if text.choice.is_try:
-                        accepted += verdict.num_accepted
-                    text.learn_draft(request, draft, verdict, place == count)
-        # Rounds after a prompt or a rest run cold; their costs say nothing of other rounds.
-        cold = bool(extra) and (
-            self._drought.plain >= COLD_AFTER or any(text.drafts == 1 for text, _ in made)
-        )
-        self._drought.note(count, extra > 0, found)
-        forward = median_low([times.target + times.verify for _, _, times, _ in rounds])
-        if not cold:
-            self.costs.observe(batch_size, extra / count, forward, count)
-        plain = self.costs.plain_seconds(batch_size)
-        # What rounds are believed to take: what interrupts one is no loss by its drafts.
-        seconds = count * self.costs.curve(batch_size).at(extra / count) * self.costs.speed
-        planning = sum(planned for _, _, _, planned in rounds)
-        self._timing.note(count if extra else 0, forward / plain)
-        if made:
-            choices = list(dict.fromkeys(choice for _, choice in made))
-            spent = [max(times.draft - planned, 0.0) for _, _, times, planned in rounds]
-            drafting, before = self._beliefs.learn_times(batch_size, choices, depth, spent, cold)
-            seconds += drafting
-            # A try is judged by its own times, because what is believed of them may be long past.
-            forward += median_low(spent)
-            made[0][0].debt += before / plain
-        else:
-            seconds = count * plain
-        tokens, elapsed = emitted / batch_size, seconds / plain
-        self._beliefs.account.settle(tokens, elapsed, planning / plain)
-        drafting_requests, is_due = 0, count > 1 or self._rounds % DRAFT_ROUNDS == 0
-        for request, text in zip(requests, texts, strict=True):
-            if text.choice is not None:
-                if is_due or text.drafts <= FIRST_DRAFTS:
-                    text.expect_anew()
-                drafting_requests += 1
-                member, length = text.choice.offer.member, text.choice.length
-                self.decisions.count(
-                    member.name, length, 1, count, batch_size, emitted, seconds, plain
-                )
-            if text.debt:
-                due = text.pay_debt(count, tokens - elapsed, self._outlook.tokens_left(request))
-                self._beliefs.account.charge(due / batch_size)
-        if alike := batch_size - drafting_requests:
-            self.decisions.count("", 0, alike, count, batch_size, emitted, seconds, plain)
-        return accepted - max(forward / plain - 1.0, 0.0) * count**2 / max(len(made), 1)
-
-    def _judge(self, gains: Sequence[float]) -> None:
-        """Record whether a try has paid, if there was one."""
-        gain = sum(gains)
-        if self._tried is not None and gains:
-            self._tried.succeed() if gain > 0.0 else self._tried.fail()
-            self._tried = None
 
     def release(self, request: Request) -> None:
-        if self._stretch.drafts:
+        if not self._is_plain:
             self._take_in()
-        text = self._texts.pop(request.request_id, None)
-        if text is None:
+        if self._texts.pop(request.request_id, None) is None:
             return
-        self._beliefs.account.charge(text.debt)
         for member in self._beliefs.members:
             member.acceptance.release(request.request_id)
         self._outlook.ended(request)
@@ -280,92 +237,145 @@ class AutoPolicy(BasePolicy):
     def _new_account(self) -> Account:
         return Account(self.settings.lost_time, TUITION * FIRST_TOKENS)
 
-    def _take_in(self) -> None:
-        """Take in all rounds that were only noted so far."""
-        self._take_in_plain()
-        stretch, self._stretch = self._stretch, Stretch()
-        if stretch.drafts:
-            # The first round may have run cold, or run a prompt before drafting.
-            choices = [self._text(request).choice for request in stretch.requests]
-            prompts = any(choice is not None and choice.offer.pending > MUCH for choice in choices)
-            first = int(prompts or self._drought.plain > 0 or self._tried is not None)
-            parts = stretch.seen[:first], stretch.seen[first:]
-            self._judge([self._learn(stretch.requests, rounds) for rounds in parts if rounds])
-        elif stretch.seen:
-            for seen in stretch.seen:
-                self._plain.add(len(stretch.plans), seen)
-            self._drought.note(len(stretch.seen))
-            for member in self._offering:
-                member.trials.wait(len(stretch.seen) - 1)
-            self._take_in_plain()
-
-    def _take_in_plain(self) -> None:
-        """Take in the plain rounds that were only noted so far."""
-        plain, self._plain = self._plain, PlainRounds()
-        if rounds := len(plain.seconds):
-            before = self.costs.plain_seconds(plain.batch_size)
-            seconds = self._beliefs.learn_plain(plain, self._timing.counted)
-            self.decisions.count_plain(rounds * plain.batch_size, rounds * seconds)
-            self._timing.note(0, plain.seconds[-1] / before)
-
     def _text(self, request: Request) -> Text:
         text = self._texts.get(request.request_id)
         if text is None:
             text = self._texts[request.request_id] = self._outlook.new_text(request)
         return text
 
+    def _take_in(self, batch_size: int = 0) -> None:
+        """Learn from the rounds since the last plan; from plain ones together, while the batch size stays."""
+        seen, self._seen, self._left = self._seen, [], 0
+        if seen and self._is_plain:
+            self._plain += seen
+            self._undrafted += len(seen)
+            self._dry += len(seen)
+            for member in self._offering:
+                member.trials.wait(len(seen) - 1)
+        drafted = bool(seen) and not self._is_plain
+        few = 0 < len(self._plain) < REPEATED and self._plain[0].batch_size == batch_size
+        if self._plain and (drafted or not few or self._drafted or not self.costs.is_known):
+            self._learn_plain()
+        if drafted:
+            self._learn(seen)
+
+    def _learn_plain(self) -> None:
+        """Learn from the plain rounds that were noted."""
+        plain, self._plain = self._plain, []
+        batch_size, rounds = plain[0].batch_size, len(plain)
+        counted = COUNTED if self._drafted >= TIMED_AFTER else 1
+        forward = median(one.forward for one in plain)
+        self.costs.observe(batch_size, 0, forward, min(rounds * counted, REPEATED))
+        seconds = self.costs.plain_seconds(batch_size)
+        planning = sum(one.planning for one in plain) / seconds
+        self._beliefs.account.settle(rounds, rounds, planning)
+        count, whole = rounds * batch_size, rounds * seconds
+        self.decisions.count("", 0, count, count, whole, whole)
+        self._drafted = 0
+
+    def _learn(self, seen: Sequence[Seen]) -> None:
+        """Learn from drafting rounds with the same plans."""
+        batch_size, count, beliefs = len(self._running), len(seen), self._beliefs
+        chosen = [text.choice for text in self._running if text.choice is not None]
+        extra = sum(sum(one.nodes) for one in seen) / count
+        # Rounds after a prompt or a rest run cold; their costs say nothing of other rounds.
+        first = any(text.choice is not None and not text.drafts for text in self._running)
+        cold = extra > 0 and (first or self._undrafted >= COLD_AFTER)
+        accepted = self._learn_acceptance(seen)
+        self._dry = 0 if accepted else self._dry + count
+        self._undrafted = 0 if extra else self._undrafted + count
+        self._drafted = self._drafted + count if extra else 0
+        forward = median_low([one.forward for one in seen])
+        if not cold:
+            self.costs.observe(batch_size, extra, forward, count)
+        spent = [max(one.draft - one.planning, 0.0) for one in seen]
+        depth = sum(one.depth for one in seen) / count
+        offers = [choice.offer for choice in chosen]
+        drafting, before = beliefs.learn_times(batch_size, offers, depth, spent, cold)
+        # What rounds are believed to take: what interrupts one is no loss by its drafts.
+        plain = self.costs.plain_seconds(batch_size)
+        seconds = count * self.costs.curve(batch_size).at(extra) * self.costs.speed + drafting
+        emitted = sum(sum(one.emitted) for one in seen)
+        planning = sum(one.planning for one in seen)
+        beliefs.account.settle(emitted / batch_size, seconds / plain, planning / plain)
+        proven = all(offer.member.acceptance.evidence >= PROVEN for offer in offers)
+        if self._tried is not None or not proven:
+            # The prompt of a proven drafter is an investment, any other a loss.
+            beliefs.account.charge(before / plain)
+        if self._tried is not None:
+            # A try is judged by its own times, because what is believed of them may be long past.
+            cost = max((forward + spent[0]) / plain - 1.0, 0.0) / len(chosen)
+            won = sum(
+                number
+                for text, number in zip(self._running, seen[0].accepted, strict=True)
+                if text.choice is not None and text.choice.is_try
+            )
+            self._tried.succeed() if won > cost else self._tried.fail()
+            self._tried = None
+        tokens, time = emitted / batch_size, seconds / batch_size
+        for text in self._running:
+            name, length = "", 0
+            if text.choice is not None:
+                name, length = text.choice.offer.member.name, text.choice.length
+            self.decisions.count(name, length, count, tokens, time, tokens * plain / batch_size)
+
+    def _learn_acceptance(self, seen: Sequence[Seen]) -> int:
+        """Learn what was accepted in rounds, and return the number of accepted tokens."""
+        accepted = 0
+        for place, text in enumerate(self._running):
+            if text.choice is None:
+                continue
+            request, (offer, length, _) = self._requests[place], text.choice
+            for one in seen:
+                if one.emitted[place]:
+                    number, nodes = one.accepted[place], one.nodes[place]
+                    offer.member.observe(request, offer.level, length, number, nodes)
+                    text.drafts += 1
+                    accepted += number
+            if len(seen) > 1 or text.drafts <= FIRST_DRAFTS or self._rounds % DRAFT_ROUNDS == 0:
+                text.offers.clear()
+        return accepted
+
     def _choose(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Choose the best drafts for a round and return the number of rounds that the choice holds for."""
-        batch_size = len(requests)
+        outlook, batch_size = self._outlook, len(requests)
         offers = [
-            self._outlook.offers(request, text, self._rounds)
+            outlook.offers(request, text, batch_size, self._rounds)
             for request, text in zip(requests, texts, strict=True)
         ]
         self._offering = members = {offer.member: None for offer in chain(*offers)}
-        declined = all(offer.is_declined for offer in chain(*offers))
-        if declined and all(member.trials.rounds_left > 1 for member in members):
-            # Nothing has changed since the last round, and no try is due.
-            for member in members:
-                member.trials.wait()
-            self._valuation.best([], batch_size, 0.0)
-            return self._rounds_of_rest(requests, texts)
-        for request, own in zip(requests, offers, strict=True):
-            self._outlook.price(request, own, batch_size)
-        credit = self._beliefs.account.credit
-        found, best, offered = None, list[Offer](), list[Text]()
-        if credit > 0.0:
-            for text, own in zip(texts, offers, strict=True):
-                usable = [offer for offer in own if self._outlook.can_pay(offer)]
-                if usable:
-                    best.append(self._valuation.better(usable, batch_size))
-                    offered.append(text)
-            found = self._valuation.best(best, batch_size, credit)
-            if found is None:
-                for offer in best:
-                    offer.is_declined = True
-        chosen: set[Member] = set()
+        best, offered = list[Offer](), list[Text]()
+        for text, own in zip(texts, offers, strict=True):
+            if usable := [offer for offer in own if outlook.can_pay(offer)]:
+                best.append(outlook.better(usable, batch_size))
+                offered.append(text)
+        found, chosen = outlook.best(best, batch_size), set[Member]()
         if found is not None:
             for text, offer, length in zip(offered, best, found.lengths, strict=True):
                 if length:
                     text.choice = Choice(offer, length)
                     chosen.add(offer.member)
-                    offer.member.trials.reset()
-        self._tried, rounds = self._outlook.try_one(requests, texts, offers, chosen)
+                    offer.member.trials = Trials()
+        others = [member for member in members if member not in chosen]
+        self._tried = outlook.try_one(requests, texts, offers, others)
         if self._tried is not None:
-            return rounds if found is None else 1
+            return 1
         if found is None:
             return self._rounds_of_rest(requests, texts)
-        if not self._beliefs.only_models:
+        if (
+            self._undrafted
+            or not self._beliefs.only_models
+            or not all(text.choice for text in texts)
+        ):
             return 1
-        # Planning takes time too: if models draft for all requests and are known by now, plans hold a while.
         lost = found.seconds / self.costs.plain_seconds(batch_size)
-        rounds = DRAFT_ROUNDS if DRAFT_ROUNDS * lost <= credit else max(int(credit / lost), 1)
-        for request, text in zip(requests, texts, strict=True):
-            if text.choice is None:
-                return 1
-            rounds = min(rounds, max(text.drafts, 1))
-            rounds = min(rounds, self._outlook.rounds_left(request, text.choice.length))
-        return rounds
+        paid = int(self._beliefs.account.credit / max(lost, 0.01))
+        rounds = [paid, DRAFT_ROUNDS, *(text.drafts for text in texts)]
+        for request, length in zip(requests, found.lengths, strict=True):
+            most = request.params.max_tokens
+            if most is not None:
+                rounds.append((most - request.num_output_tokens) // (length + 1))
+        return max(min(rounds), 1)
 
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Number of rounds without a draft if none pays: until the next try, or for a while."""
@@ -373,11 +383,11 @@ class AutoPolicy(BasePolicy):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
             written = min(request.num_output_tokens for request in requests)
-            return 1 + self._drought.missed(written)
+            return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
         # Rest as long as before, because knowledge changes ever more slowly. A try that is due but cannot be
         # paid for waits for the account.
-        rest = min(max(self._drought.plain, REST), LONGEST_REST)
+        rest = min(max(self._undrafted, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

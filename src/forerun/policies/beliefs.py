@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forerun.contracts import Drafter
@@ -12,10 +11,9 @@ from forerun.core import Request
 from forerun.policies.acceptance import Acceptance, level_of
 from forerun.policies.budget import Account, Trials
 from forerun.policies.costs import MUCH, LiveCosts
-from forerun.policies.stretch import REPEATED, PlainRounds
 
 if TYPE_CHECKING:
-    from forerun.policies.outlook import Choice
+    from forerun.policies.lengths import Offer
 
 # Acceptance rate of an ordinary draft model, and the rounds that it counts as before any was seen; the rounds
 # that a trained head's own figures count as.
@@ -93,16 +91,6 @@ class Member:
             "fixed drafts on"
         )
 
-    @property
-    def learned(self) -> dict[str, Any]:
-        """Acceptance and tries, ready for JSON."""
-        return {"acceptance": self.acceptance.as_dict(), "trials": self.trials.learned}
-
-    def restore(self, learned: Any) -> None:
-        """Start from the values that `learned` returned."""
-        self.acceptance.restore(learned["acceptance"])
-        self.trials.restore(learned["trials"])
-
 
 @dataclass
 class Beliefs:
@@ -132,7 +120,13 @@ class Beliefs:
         """The beliefs without the target's own times, ready for JSON."""
         return {
             "drafts": self.costs.as_dict(),
-            "members": {member.name: member.learned for member in self.members},
+            "members": {
+                member.name: {
+                    "acceptance": member.acceptance.as_dict(),
+                    "trials": member.trials.learned,
+                }
+                for member in self.members
+            },
             "account": self.account.learned,
         }
 
@@ -140,13 +134,15 @@ class Beliefs:
         """Start from the beliefs that `learned` returned."""
         self.costs.restore(learned["drafts"])
         for member in self.members:
-            if member.name in learned["members"]:
-                member.restore(learned["members"][member.name])
+            if known := learned["members"].get(member.name):
+                member.acceptance.restore(known["acceptance"])
+                member.trials.restore(known["trials"])
         self.account.restore(learned["account"])
 
     def forget(self, account: Account) -> None:
         """Start afresh with an account; measurements from before the first request stay."""
-        self.account, self.costs = account, self.costs.as_measured()
+        self.account = account
+        self.costs.forget()
         for member in self.members:
             member.forget()
 
@@ -158,24 +154,10 @@ class Beliefs:
             if member.is_given_up
         ]
 
-    def learn_plain(self, plain: PlainRounds, counted: int) -> float:
-        """Take in rounds without a draft and return the seconds that one takes by the updated costs.
-
-        Args:
-            plain: the rounds.
-            counted: rounds that each of them counts as.
-        """
-        rounds = len(plain.seconds)
-        weight = min(rounds * counted, REPEATED)
-        self.costs.observe(plain.batch_size, 0, median(plain.seconds), weight)
-        seconds = self.costs.plain_seconds(plain.batch_size)
-        self.account.settle(rounds, rounds, plain.planning / seconds)
-        return seconds
-
     def learn_times(
         self,
         batch_size: int,
-        choices: Sequence[Choice],
+        offers: Sequence[Offer],
         depth: float,
         seconds: Sequence[float],
         cold: bool,
@@ -187,23 +169,23 @@ class Beliefs:
 
         Args:
             batch_size: number of requests.
-            choices: the choices that were made.
+            offers: the offers that were chosen.
             depth: mean depth of each round's deepest draft.
             seconds: drafting time of each round.
             cold: the drafts ran cold, so that costs are not learned from them.
         """
-        member = choices[0].offer.member
-        if any(choice.offer.member is not member for choice in choices):
+        member = offers[0].member
+        if any(offer.member is not member for offer in offers):
             return sum(seconds), 0.0
-        waiting = [choice.offer.pending for choice in choices]
+        waiting = [offer.pending for offer in offers]
         # Long prompts run one after the other, single tokens for the whole batch at once.
         pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
-        scale = max(choice.offer.scale for choice in choices)
+        scale = max(offer.scale for offer in offers)
         scaled = [each / scale for each in seconds]
         drafting, before = self.costs.observe_draft(
             member.name, member.looks_up, batch_size, depth, pending, scaled, cold
         )
-        for choice in choices:
-            # The pending tokens have been run; later rounds of the stretch use the same offer.
-            choice.offer.pending = min(choice.offer.pending, 1)
+        for offer in offers:
+            # The pending tokens have been run; later rounds use the same offer.
+            offer.pending = min(offer.pending, 1)
         return scale * drafting, scale * before

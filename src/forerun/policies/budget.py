@@ -11,6 +11,8 @@ from typing import Any
 
 # Rounds without a try: after the first one that failed, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 12, 1024
+# Tokens of a first request.
+FIRST_TOKENS = 128
 # Share of the first requests' time that may be lost in learning, beyond the first SHORT plain rounds of each:
 # nothing is learned in an answer that ends there.
 TUITION, SHORT = 0.05, 8.0
@@ -111,10 +113,6 @@ class Trials:
     def succeed(self) -> None:
         """Record a try that has paid: the next comes at once."""
         self.waited = self.pause
-
-    def reset(self) -> None:
-        """Record that drafts are expected to pay again."""
-        self.pause, self.waited = 0, 0
 
     @property
     def learned(self) -> list[int]:

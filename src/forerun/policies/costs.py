@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import add
 from statistics import median_low
 from typing import Any
@@ -16,24 +16,22 @@ ASSUMED = CostTable.from_rows(
     (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)
 )
 """Costs before anything was measured, in forwards of one token; later rounds show how long one takes."""
-# Steps with which a plain round corrects the cost at its batch size (LEVEL_STEP) and the machine's speed
-# (PLAIN_STEP), and a round with drafts the speed (SPEED_STEP). MOST limits the factor of one round.
-LEVEL_STEP, PLAIN_STEP, SPEED_STEP, MOST = 0.15, 0.1, 0.01, 1.25
-# Rounds differ from the table in two numbers: the factor of its rise, and the additional time of a token in
-# plain rounds. Here are the first standard deviations of both, for a measured and for an assumed table, their
-# growth per round (DRIFT), and the standard deviation of one round relative to itself (NOISE).
-MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT, NOISE = (0.3, 0.05), (3.0, 0.5), (0.02, 0.004), 0.15
-# FLATTEST: the least factor of the rise. SURPRISING: deviations are cut at so many standard deviations.
-# REHEARSED: rounds that a rehearsed one counts as.
-FLATTEST, SURPRISING, REHEARSED = 0.3, 2.0, 4
+# Steps with which a plain round corrects the cost at its batch size and the machine's speed. MOST limits the
+# factor of one round.
+LEVEL_STEP, SPEED_STEP, MOST = 0.15, 0.1, 1.25
+# Rounds differ from the table in the factor of its rise. Here are the factor's standard deviation, for a
+# measured and for an assumed table, its growth per round (DRIFT), and that of one round's time (NOISE).
+MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT, NOISE = 0.5, 3.0, 0.03, 0.15
+# LEAST: share of a plain round that a token of each request adds at least by the table. FLATTEST: the least
+# factor of the rise. SURPRISING: deviations are cut at so many standard deviations. REHEARSED: rounds that a
+# rehearsed one counts as.
+LEAST, FLATTEST, SURPRISING, REHEARSED = 0.02, 0.3, 2.0, 4
 # DRAFT_MEMORY: factor by which the weight of a draft's time shrinks with each later draft. GUESSED, MEASURED:
 # drafts that a guess and a measurement count as. COLD: drafts of a process that run cold. LASTING: part of
 # the first assumption's weight that stays.
 DRAFT_MEMORY, GUESSED, MEASURED, COLD, LASTING = 0.95, 1.0, 4.0, 2, 0.8
 # Seconds per token that no draft takes.
 LONGEST_SECONDS = 1e4
-# Number of points beyond a curve's last one that stands for infinity.
-FAR = 1e6
 # The median of the last STEADY times of a kind counts, relative to the expected ones, because interruptions
 # of one round say nothing of the next.
 STEADY = 5
@@ -96,33 +94,32 @@ class DraftTimes:
 class Curve:
     """Seconds of a round without its draft, at one batch size, by the number of drafted tokens in it.
 
-    The table gives the shape of its rise. Observed rounds correct the factor of the rise and an
-    additional time per token, which long texts or verification may cause. Both are estimated by a
-    Kalman filter.
+    The table gives the shape of its rise. Observed rounds correct the factor of the rise, which long
+    texts or verification may change, by a Kalman filter.
 
     Args:
         table: times of forwards.
         batch_size: number of requests.
         most: most drafted tokens per request.
-        is_measured: the table was measured, not assumed.
+        slope: factor of the rise.
     """
 
-    def __init__(
-        self, table: CostTable, batch_size: int, most: int, is_measured: bool = True
-    ) -> None:
+    def __init__(self, table: CostTable, batch_size: int, most: int, slope: float = 1.0) -> None:
         base = [
             table.seconds(1.0 + extra / batch_size, batch_size)
             for extra in range(batch_size * most + 1)
         ]
+        self.batch_size, self.plain, self.base, self.slope = batch_size, base[0], base[0], slope
+        least = LEAST * self.plain / batch_size
         # Measurements are noisy, but more tokens never cost less.
-        self.batch_size, self.plain, self.base = batch_size, base[0], base[0]
-        self.rises = [value - base[0] for value in accumulate(base, max)]
-        self.floors = least_slopes(self.rises)
-        # The factor of the rises, and the additional seconds of a drafted token.
-        self.slope, self.token = 1.0, 0.0
-        spread = MEASURED_SPREAD if is_measured else ASSUMED_SPREAD
-        self._most = [deviation**2 for deviation in spread]
-        self._variances, self._covariance = self._most, 0.0
+        self.rises = [
+            max(value - base[0], least * extra) for extra, value in enumerate(accumulate(base, max))
+        ]
+        # For each point, the least rise of any later token.
+        steps = [later - sooner for sooner, later in pairwise(self.rises)]
+        self.floors = [*accumulate(reversed([*steps, steps[-1]]), min)][::-1]
+        self._most = (ASSUMED_SPREAD if table is ASSUMED else MEASURED_SPREAD) ** 2
+        self._variance = self._most
 
     @property
     def last_slope(self) -> float:
@@ -136,27 +133,17 @@ class Curve:
 
     def added(self, extra: float) -> float:
         """Seconds that `extra` drafted tokens add."""
-        return self.slope * self.rise(extra) + self.token * extra
+        return self.slope * self.rise(extra)
 
     def correct(self, extra: float, seconds: float, rounds: int = 1) -> None:
         """Learn from rounds with `extra` drafted tokens of `seconds` each, in the table's seconds."""
-        # The rise in plain rounds, and the drafted tokens of each request.
-        rise, each = self.rise(extra) / self.plain, extra / self.batch_size
-        (first, second), both = self._variances, self._covariance
-        # Rounds of one length determine only a sum of both numbers; with unbounded variances all else would
-        # be forgotten.
-        first = min(first + rounds * DRIFT[0] ** 2, self._most[0])
-        second = min(second + rounds * DRIFT[1] ** 2, self._most[1])
-        of_rise, of_each = first * rise + both * each, both * rise + second * each
-        noise = (NOISE * self.at(extra) / self.plain) ** 2 / rounds
-        whole = of_rise * rise + of_each * each + noise
+        rise, expected = self.rise(extra) / self.plain, self.at(extra) / self.plain
+        variance = min(self._variance + rounds * DRIFT**2, self._most)
+        whole = variance * rise**2 + (NOISE * expected) ** 2 / rounds
         most = SURPRISING * math.sqrt(whole)
-        error = min(max((seconds - self.at(extra)) / self.plain, -most), most) / whole
-        self.slope = max(self.slope + of_rise * error, FLATTEST)
-        token = self.token + of_each * error * self.plain / self.batch_size
-        self.token = max(token, 0.0)
-        self._variances = [first - of_rise**2 / whole, second - of_each**2 / whole]
-        self._covariance = both - of_rise * of_each / whole
+        error = min(max(seconds / self.plain - expected, -most), most)
+        self.slope = max(self.slope + variance * rise * error / whole, FLATTEST)
+        self._variance = variance - (variance * rise) ** 2 / whole
 
     def rise(self, extra: float) -> float:
         """Seconds that drafted tokens add by the table; beyond its last point as between the last two."""
@@ -168,29 +155,6 @@ class Curve:
 def _step(step: float, rounds: int) -> float:
     """The joint step of several rounds that each make a step of `step`."""
     return 1.0 - (1.0 - step) ** rounds
-
-
-def least_slopes(rises: Sequence[float]) -> list[float]:
-    """For each point, the least mean cost of a further token, over all numbers of further tokens.
-
-    Beyond the last point costs rise as between the last two.
-    """
-    last = len(rises) - 1
-    far = rises[last] + FAR * (rises[last] - rises[last - 1])
-    # The lower convex hull of the points to the right, the nearest last.
-    hull, slopes = [(last + FAR, far)], [0.0] * len(rises)
-    for place in range(last, -1, -1):
-        while len(hull) > 1 and _slope(place, rises[place], *hull[-1]) >= _slope(
-            place, rises[place], *hull[-2]
-        ):
-            hull.pop()
-        slopes[place] = _slope(place, rises[place], *hull[-1])
-        hull.append((place, rises[place]))
-    return slopes
-
-
-def _slope(x: float, y: float, further_x: float, further_y: float) -> float:
-    return (further_y - y) / (further_x - x)
 
 
 class LiveCosts:
@@ -210,20 +174,18 @@ class LiveCosts:
         # The last times of rounds without drafts, of rounds with some, and of each drafter's drafts, as
         # shares of the expected ones.
         self._last = defaultdict[object, deque[float]](lambda: deque(maxlen=STEADY))
-        # Draft times by drafter, measured before the first request, and the machine's speed then.
+        # Draft times by drafter, measured before the first request.
         self._at_first: dict[str, tuple[float, float]] = {}
-        self._first_speed = 1.0
-        # A curve's factor, and its additional plain rounds per token of each request.
-        self._first_rise = 1.0, 0.0
+        # The machine's speed then, and the factor of the table's rise.
+        self._first_speed = self._first_slope = 1.0
 
-    def as_measured(self) -> LiveCosts:
-        """The costs as measured before the first request, with nothing learned since."""
-        costs = LiveCosts(None if self.table is ASSUMED else self.table, self._most)
-        for name, (token, fixed) in self._at_first.items():
-            costs.measured(name, token, fixed)
-        costs.speed = costs._first_speed = self._first_speed
-        costs._first_rise = self._first_rise
-        return costs
+    def forget(self) -> None:
+        """Start afresh from what was measured before the first request."""
+        self.speed, self.is_known = self._first_speed, self.table is not ASSUMED
+        for learned in (self._curves, self._drafts, self._prefill, self._last):
+            learned.clear()
+        for name, times in self._at_first.items():
+            self.measured(name, *times)
 
     def found(self, rounds: Mapping[int, float]) -> None:
         """Take in times of rounds of one request that were measured before the first request.
@@ -235,7 +197,7 @@ class LiveCosts:
         self.speed = self._first_speed = rounds[0] / base.plain
         for extra, seconds in [*rounds.items()] * REHEARSED:
             base.correct(extra, seconds / self.speed)
-        self._first_rise = base.slope, base.token / base.plain
+        self._first_slope = base.slope
         self._curves.clear()
 
     def forget_drafts(self) -> None:
@@ -251,10 +213,7 @@ class LiveCosts:
     def curve(self, batch_size: int) -> Curve:
         """The curve of a batch size; its values times `speed` are seconds."""
         if batch_size not in self._curves:
-            curve = Curve(self.table, batch_size, self._most, self.table is not ASSUMED)
-            curve.slope, share = self._first_rise
-            curve.token = share * curve.plain / batch_size
-            self._curves[batch_size] = curve
+            self._curves[batch_size] = Curve(self.table, batch_size, self._most, self._first_slope)
         return self._curves[batch_size]
 
     def plain_seconds(self, batch_size: int) -> float:
@@ -312,16 +271,15 @@ class LiveCosts:
             return
         # Relative to the table, which no round changes: what is late must not be corrected twice.
         base = curve.base + curve.rise(extra)
-        usual = self._usual((batch_size, extra > 0), seconds / base) * base / expected
-        ratio = min(max(usual, 1.0 / MOST), MOST)
+        usual = self._usual((batch_size, extra > 0), seconds / base) * base
         if extra:
-            # Such a round tells more about the cost of drafted tokens than about the machine's speed.
-            curve.correct(extra, usual * expected / self.speed, rounds)
-            self.speed *= ratio ** _step(SPEED_STEP, rounds)
+            # Such a round tells of the cost of drafted tokens, not of the machine's speed.
+            curve.correct(extra, usual / self.speed, rounds)
         else:
             # The machine's speed applies to all batch sizes, but the table may be wrong for one of them.
+            ratio = min(max(usual / expected, 1.0 / MOST), MOST)
             curve.plain *= ratio ** _step(LEVEL_STEP, rounds)
-            self.speed *= ratio ** _step(PLAIN_STEP, rounds)
+            self.speed *= ratio ** _step(SPEED_STEP, rounds)
 
     def _usual(self, kind: object, ratio: float) -> float:
         """The median of the last times of a kind with this one, all relative to what was expected of them."""

@@ -34,43 +34,23 @@ class Decisions:
         self._outcomes: dict[tuple[str, int], ChoiceResults] = {}
 
     def count(
-        self,
-        drafter: str,
-        length: int,
-        requests: int,
-        rounds: int,
-        batch_size: int,
-        emitted: float,
-        seconds: float,
-        plain: float,
+        self, drafter: str, length: int, rounds: int, emitted: float, seconds: float, plain: float
     ) -> None:
-        """Add the share of some requests in rounds with the same choice.
+        """Add requests' rounds with the same choice.
 
         Args:
             drafter: name of the drafter.
             length: planned length.
-            requests: number of these requests.
-            rounds: number of rounds.
-            batch_size: number of all requests, among which tokens and seconds are divided.
-            emitted: emitted tokens of all requests, in all rounds.
-            seconds: time of all rounds.
-            plain: seconds of a plain round of the same batch size.
+            rounds: number of these rounds.
+            emitted: tokens emitted in all of them.
+            seconds: time of all of them.
+            plain: seconds of plain rounds for as many tokens.
         """
-        outcome = self._outcomes.get((drafter, length))
-        if outcome is None:
-            outcome = self._outcomes[drafter, length] = ChoiceResults()
-        share = requests / batch_size
-        outcome.rounds += requests * rounds
-        outcome.emitted += share * emitted
-        outcome.seconds += share * seconds
-        outcome.saved_seconds += share * (emitted / batch_size * plain - seconds)
-
-    def count_plain(self, rounds: int, seconds: float) -> None:
-        """Add requests' rounds without a draft, which took `seconds` in all."""
-        outcome = self._outcomes.setdefault(("", 0), ChoiceResults())
+        outcome = self._outcomes.setdefault((drafter, length), ChoiceResults())
         outcome.rounds += rounds
-        outcome.emitted += rounds
+        outcome.emitted += emitted
         outcome.seconds += seconds
+        outcome.saved_seconds += plain - seconds
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """Results by drafter and length, such as `plain` or `suffix 4`, ready for JSON."""
