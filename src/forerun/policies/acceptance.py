@@ -7,6 +7,7 @@ the share whose next token was.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from operator import mul
@@ -45,7 +46,9 @@ class Rates:
 
     def observe(self, planned: int, accepted: int) -> None:
         """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
-        self.fade()
+        memory = self._memory
+        self.at_risk = [memory * value for value in self.at_risk]
+        self.accepted = [memory * value for value in self.accepted]
         seen = min(accepted + 1, planned)
         missing = [0.0] * (seen - len(self.at_risk))
         self.at_risk += missing
@@ -54,12 +57,6 @@ class Rates:
             self.at_risk[position] += 1.0
         for position in range(accepted):
             self.accepted[position] += 1.0
-
-    def fade(self) -> None:
-        """Reduce the weight of past rounds."""
-        memory = self._memory
-        self.at_risk = [memory * value for value in self.at_risk]
-        self.accepted = [memory * value for value in self.accepted]
 
     def blended(self, prior: Sequence[float], weight: float, length: int) -> list[float]:
         """Rates of the first `length` positions, with a prior that counts as `weight` rounds.
@@ -102,8 +99,8 @@ class Acceptance:
         self, prior: Sequence[float] | None = None, prior_weight: float = PRIOR_WEIGHT
     ) -> None:
         self._prior, self._prior_weight = prior, prior_weight
-        self._pooled: dict[tuple[str, int], Rates] = {}
-        self._requests: dict[int, Rates] = {}
+        self._pooled = defaultdict[tuple[str, int], Rates](lambda: Rates(POOLED_MEMORY))
+        self._requests = defaultdict[int, Rates](lambda: Rates(REQUEST_MEMORY))
         self._known: dict[tuple[str, int], list[float]] = {}
 
     @property
@@ -133,8 +130,8 @@ class Acceptance:
             prior, weight = self._prior or [level_rate(level)], self._prior_weight
             if namespace:
                 prior, weight = self._pooled_rates("", level, length), POOLED_WEIGHT
-            pooled = self._pooled.get(key, Rates(POOLED_MEMORY))
-            known = self._known[key] = pooled.blended(prior, weight, max(length, USUAL))
+            known = self._pooled[key].blended(prior, weight, max(length, USUAL))
+            self._known[key] = known
         return known
 
     def observe(
@@ -144,16 +141,10 @@ class Acceptance:
         if len(self._pooled) > MOST_KINDS:
             self._pooled.clear()
             self._known.clear()
-        for key in {("", level), (namespace, level)}:
-            self._pooled.setdefault(key, Rates(POOLED_MEMORY)).observe(planned, accepted)
+        for key in [("", level), (namespace, level)] if namespace else [("", level)]:
+            self._pooled[key].observe(planned, accepted)
             self._known.pop(key, None)
-        own = self._requests.setdefault(request_id, Rates(REQUEST_MEMORY))
-        own.observe(planned, accepted)
-
-    def fade(self, request_id: int) -> None:
-        """Reduce the weight of a request's own rates, after some rounds that have shown nothing."""
-        if request_id in self._requests:
-            self._requests[request_id].fade()
+        self._requests[request_id].observe(planned, accepted)
 
     def release(self, request_id: int) -> None:
         """Forget a request; its drafts still count among those of all requests."""
@@ -170,7 +161,7 @@ class Acceptance:
     def restore(self, values: Any) -> None:
         """Start from the rates that `as_dict` returned."""
         for level, lists in dict(values).items():
-            self._pooled.setdefault(("", int(level)), Rates(POOLED_MEMORY)).restore(lists)
+            self._pooled["", int(level)].restore(lists)
 
 
 def level_of(confidence: float) -> int:

@@ -115,8 +115,6 @@ class Outlook:
                 continue
             known = text.offers.get((member, level))
             if known is None or known[0] != limit or round_ >= known[1]:
-                if known is not None:
-                    member.acceptance.fade(request.request_id)
                 offer = self._offer(member, request, level, limit, batch_size)
                 known = text.offers[member, level] = (limit, round_ + OFFER_ROUNDS, offer)
             offers.append(known[2])
