@@ -261,6 +261,19 @@ def test_a_dear_draft_loses_no_more_than_any_other(cost: float) -> None:
     assert sum(seconds[1:]) <= 1.03 * 7 * TOKENS
 
 
+def test_prompts_of_an_unproven_draft_are_charged() -> None:
+    drafter = SimulatedDrafter(rate=lambda _: 0.0, token_seconds=0.15, catch_up=0.2)
+    where = World(drafter, rising(0.05))
+    policy = new_policy(where)
+    request = Request(0, [1] * 20, 20, SamplingParams(max_tokens=TOKENS), seed=0)
+    plans = policy.plan([request])
+    before = policy.learned["account"][0]
+    where.judge(policy, [request], plans)
+    policy.report()
+    # The draft itself costs 0.6, and its prompt 3.8, of which a first measurement is believed a part.
+    assert policy.learned["account"][0] < before - 1.0
+
+
 def test_a_try_is_judged_by_its_own_request() -> None:
     """Not by what the others of its batch gain."""
     good = SimulatedDrafter("good", rate=lambda _: 0.9, token_seconds=USUAL)
