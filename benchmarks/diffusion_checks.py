@@ -23,11 +23,11 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from benchmarks.diffusion_targets import Law
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.diffusion.speculative_sampling import (
     CommittedSteps,
     Draws,
     Network,
-    SpeculativeSamplingConfig,
     sample_plainly,
     sample_speculatively,
 )

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
-from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.cfg_cache import apply_cfg_cache
+from forerun.diffusion.feature_cache import apply_feature_cache
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.measuring import psnr
+from forerun.diffusion.settings import CFGCacheConfig, FeatureCacheConfig
 from forerun.files import write_text
 from forerun.measure.turns import in_turns
 

@@ -18,7 +18,7 @@ from benchmarks.diffusion_targets import COUPLINGS, gaussian, mixture
 from forerun.diffusion.denoising import GuidedDenoiser
 from forerun.diffusion.loading import open_pipeline, resolve
 from forerun.diffusion.pipelines import kind_of
-from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.diffusion.transitions import Transitions
 
 DDIM_ETA = 0.5

@@ -15,8 +15,7 @@ import torch
 from benchmarks.diffusion_models import GUIDANCE_SCALE, shipped
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.methods import Job, make
-from forerun.diffusion.settings import DraftKind
-from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
+from forerun.diffusion.settings import DraftKind, SpeculativeSamplingConfig
 
 DRAFTS: tuple[DraftKind, ...] = ("frozen", "extrapolated")
 

@@ -16,7 +16,7 @@ import random
 import statistics
 import sysconfig
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
@@ -39,7 +39,6 @@ from forerun.core import (
 )
 from forerun.drafters.base import BaseDrafter
 from forerun.drafters.lookup.automaton import SuffixAutomaton
-from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from forerun.drafters.token_recycling import RANK_SHARES, TokenRecyclingDrafter
@@ -270,10 +269,19 @@ def in_turns(timed: Timed, repeats: int) -> list[Row]:
     ]
 
 
+def indexed(texts: Iterable[list[int]]) -> SuffixAutomaton:
+    """A corpus of some texts."""
+    corpus = SuffixAutomaton()
+    for text in texts:
+        corpus.extend(text)
+        corpus.end_text()
+    return corpus
+
+
 def run(num_tokens: int, repeats: int) -> dict[str, Any]:
     """All figures."""
     rows = in_turns({**growing_trees(), **growing_with_a_model()}, repeats)
-    memory, corpus = [], Corpus.of(encoded_modules())
+    memory, corpus = [], indexed(encoded_modules())
     for name, token_ids in texts(num_tokens).items():
         memory.append(measure_memory(name, token_ids[:num_tokens]))
         timed = automaton(f"automaton, {name}", token_ids, num_tokens)

@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 
-from forerun.diffusion.cfg_cache import CFGCacheConfig
-from forerun.diffusion.feature_cache import FeatureCacheConfig
 from forerun.diffusion.loading import open_pipeline, shipped
 from forerun.diffusion.methods import Config, Job, make
+from forerun.diffusion.settings import (
+    CFGCacheConfig,
+    FeatureCacheConfig,
+    SpeculativeSamplingConfig,
+    VideoLatentCacheConfig,
+)
 from forerun.diffusion.sheets import save_clips, save_sheet
-from forerun.diffusion.speculative_sampling import SpeculativeSamplingConfig
-from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig
 
 FOLDER = Path(__file__).parent
 LABELS = list(range(10))

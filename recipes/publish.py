@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from forerun.files import atomic_path, write_text
-from forerun.heads.few_bits import SCALES, packed
-from forerun.heads.files import CARD, OWN, HeadFiles, write_head
-from forerun.training.result import PICTURE
+from forerun.heads.files import CARD, OWN, SCALES, ZERO, HeadFiles, write_head
 from forerun_peers.gguf_export import write_gguf
 from recipes.corpus import END_OF_TEXT
 
@@ -91,7 +89,7 @@ def publish_head(trained: Path, directory: Path) -> None:
     files = HeadFiles.open(trained)
     beside = {
         name: (trained / name).read_bytes()
-        for name in (OWN, CARD, PICTURE, CERTIFICATE)
+        for name in (OWN, CARD, CERTIFICATE)
         if (trained / name).exists()
     }
     # Training leaves the output rows as they are in the target, which lends them.
@@ -136,7 +134,9 @@ def in_4_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
         scales = torch.where(scales.abs() < SMALLEST, SMALLEST, scales).half().float()
         error = (groups - _rounded(groups, scales) * scales[..., None]).square().sum(2)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
-    return packed(_rounded(groups, best).flatten(1)), best.half()
+    # Two codes a byte, the first in the lower half.
+    codes = (_rounded(groups, best).flatten(1) + ZERO).to(torch.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4, best.half()
 
 
 def _rounded(groups: Tensor, scales: Tensor) -> Tensor:

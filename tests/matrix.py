@@ -16,9 +16,8 @@ from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
-from forerun.drafters.exit_layer import ExitLayer
-from forerun.drafters.layer_skip import LayerSkipDrafter
-from forerun.drafters.lookup.corpus import Corpus
+from forerun.drafters.layer_skip import ExitLayer, LayerSkipDrafter
+from forerun.drafters.lookup.automaton import SuffixAutomaton
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter
@@ -130,12 +129,16 @@ def _medusa(target: LayeredToyModel) -> MedusaDrafter:
 
 
 @cache
-def quoted(target: LayeredToyModel) -> Corpus:
+def quoted(target: LayeredToyModel) -> SuffixAutomaton:
     """What the target itself writes, so that a corpus is quoted; and other texts that begin like it."""
     params = SamplingParams(temperature=0.0, max_tokens=48)
     done = Engine(target).generate([[1, 2, 3], [4]], params)
     texts = [[*one.prompt_ids, *one.token_ids] for one in done]
-    return Corpus.of([*texts, *(text[at : at + 9][::-1] for text in texts for at in range(30))])
+    corpus = SuffixAutomaton()
+    for text in (*texts, *(text[at : at + 9][::-1] for text in texts for at in range(30))):
+        corpus.extend(text)
+        corpus.end_text()
+    return corpus
 
 
 DRAFTERS = [
@@ -246,7 +249,6 @@ DRAFTERS = [
         config=SHAPE,
     ),
     DrafterCase("ngram", lambda *_: NgramDrafter(1, 3), POINT_MASSES),
-    DrafterCase("ngram-corpus", lambda target, _: NgramDrafter(2, 3, quoted(target)), POINT_MASSES),
     DrafterCase("ngram-tree", lambda *_: NgramDrafter(1, 3), POINT_MASSES, config=TREE),
     DrafterCase(
         "self_sparse-coarse",

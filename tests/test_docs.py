@@ -41,7 +41,7 @@ LISTS = {
     "policy": ("docs/choosing.md", POLICIES.names()),
     "rule": ("docs/choosing.md", [*RULES.names(), "auto"]),
     "`--kv-method`": ("docs/long-contexts.md", METHODS.names()),
-    "`--to`": ("docs/heads.md", LAYOUTS),
+    "kind of head": ("docs/heads.md", LAYOUTS),
 }
 MOST_WORDS = 30_000
 NOTEBOOK = DOCS / "notebooks" / "speculative_decoding.ipynb"

@@ -35,21 +35,16 @@ def command(cli: Cli, tmp_path: Path, *args: str) -> list[str]:
 
 
 def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
-    args = ("--real-run-prompts", "1", "--real-run-tokens", "4")
-    result = cli.run(*command(cli, tmp_path, *args))
+    result = cli.run(*command(cli, tmp_path))
     assert result.exit_code == 0, result.output
     assert "training on 20 conversations for 60 minutes at most, or 100 tokens" in result.stderr
     assert "3 steps are too few to judge a medusa head by" in result.stderr
-    assert "a real run at temperature 0: acceptance length " in result.stdout
-    assert " x plain decoding, 1 of 1 answers equal to it" in result.stdout
     own = json.loads((tmp_path / "head" / "forerun.json").read_text())
-    assert own["report"]["real_run"]["max_tokens"] == 4
-    # The budget is spent: the same command only measures again, and what it leaves out stays.
-    again = cli.run(*command(cli, tmp_path, "--no-real-run", "--json"))
+    # The budget is spent: the same command says the same.
+    again = cli.run(*command(cli, tmp_path, "--json"))
     assert again.exit_code == 0, again.output
     content = json.loads(again.stdout)
-    assert content["real_run"] == own["report"]["real_run"]
-    assert content["contexts"] == own["report"]["contexts"]
+    assert content["curve"] == own["report"]["curve"]
     assert content["tokens"] == own["report"]["tokens"]
 
 
@@ -74,7 +69,7 @@ def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
     """It is trained, and drafts for its target; a vocabulary of its own is no option of it."""
     data, out = save_data(tmp_path / "data.jsonl"), str(tmp_path / "draft")
     args = ["train", "draft", cli.target, "--data", data, "--output", out, "--tokens", "100"]
-    result = cli.run(*args, "--micro-batch-tokens", "64", "--no-real-run")
+    result = cli.run(*args, "--micro-batch-tokens", "64")
     assert result.exit_code == 0, result.output
     assert f"{out}: a draft model after " in result.stdout
     written = json.loads((tmp_path / "draft" / "forerun.json").read_text())["report"]
@@ -95,7 +90,7 @@ def test_an_adapter_behind_an_exit(cli: Cli, tmp_path: Path) -> None:
     data, out = save_data(tmp_path / "data.jsonl"), str(tmp_path / "adapter")
     args = ["train", "layer_skip", cli.target, "--data", data, "--output", out, "--tokens", "100"]
     sizes = ("--micro-batch-tokens", "64", "--draft-vocab-size", "40", "--exit-layer", "1")
-    result = cli.run(*args, *sizes, "--no-real-run")
+    result = cli.run(*args, *sizes)
     assert result.exit_code == 0, result.output
     assert f"{out}: a layer_skip head after " in result.stdout
     assert "# A layer_skip head for " in (tmp_path / "adapter" / "README.md").read_text()
@@ -122,7 +117,7 @@ def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, value in {"NUM_CONVERSATIONS": 6, "MAX_TOKENS": 12, "PROMPT_TOKENS": 8}.items():
         monkeypatch.setenv(f"FORERUN_{name}", str(value))
     file = Path(f"{Path(cli.target).name}-data.jsonl")
-    args = ("train", "medusa", cli.target, *SMALL, "--no-real-run")
+    args = ("train", "medusa", cli.target, *SMALL)
     result = cli.run(*args)
     assert result.exit_code == 0, result.output
     assert f"writes {file} first: 6 conversations to be trained on" in result.stderr
@@ -148,7 +143,7 @@ def test_an_interrupted_training_says_how_it_goes_on(
     def stop(*_: object) -> int:
         raise KeyboardInterrupt
 
-    args = command(cli, tmp_path, "--no-real-run")
+    args = command(cli, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_step", stop)
         stopped = cli.run(*args)
@@ -190,7 +185,7 @@ def test_from_nothing_with_a_config_of_the_training(
         monkeypatch.setenv(f"FORERUN_{name}", str(value))
     monkeypatch.setenv("FORERUN_CONFIG", "train.toml")
     monkeypatch.setenv("FORERUN_KEEP_OUT", "asked.txt")
-    result = cli.run("train", "medusa", cli.target, *SMALL, "--no-real-run")
+    result = cli.run("train", "medusa", cli.target, *SMALL)
     assert result.exit_code == 0, result.output
     header = json.loads(next(Path(".").glob("*-data.jsonl")).read_text().splitlines()[0])
     assert header["keep_out"] is not None

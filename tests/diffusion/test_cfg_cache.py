@@ -17,10 +17,11 @@ from diffusers import (
 from diffusers.hooks import apply_first_block_cache
 from torch import Tensor
 
-from forerun.diffusion.cfg_cache import CFGCache, CFGCacheConfig, apply_cfg_cache
-from forerun.diffusion.feature_cache import FeatureCache, FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.cfg_cache import CFGCache, apply_cfg_cache
+from forerun.diffusion.feature_cache import FeatureCache, apply_feature_cache
 from forerun.diffusion.hooks import Evaluations, Handle, count_evaluations
 from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
+from forerun.diffusion.settings import USUAL_DRIFT, CFGCacheConfig, FeatureCacheConfig
 from forerun.errors import ConfigError
 from tests.helpers import tiny_pipelines as tiny
 
@@ -377,7 +378,6 @@ def test_a_run_without_guidance_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {},
         {"interval": 0},
         {"drift_bound": -0.1},
         {"drift_bound": float("nan")},
@@ -389,3 +389,9 @@ def test_a_run_without_guidance_is_refused(name: str) -> None:
 def test_a_config_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CFGCacheConfig(**wrong)
+
+
+def test_without_a_schedule_drift_is_bounded() -> None:
+    assert CFGCacheConfig().bound == USUAL_DRIFT
+    assert CFGCacheConfig(interval=2).bound is None
+    assert CFGCacheConfig(interval=2, drift_bound=0.1).bound == 0.1

@@ -9,12 +9,11 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
-from forerun.diffusion.cfg_cache import CFGCacheConfig
 from forerun.diffusion.denoising import GuidedDenoiser, decode
-from forerun.diffusion.feature_cache import FeatureCacheConfig
 from forerun.diffusion.methods import Job, exchange_scheduler, make
 from forerun.diffusion.pipelines import denoiser_of, kind_of
-from forerun.diffusion.speculative_sampling import Draws, SpeculativeSamplingConfig, sample_plainly
+from forerun.diffusion.settings import CFGCacheConfig, FeatureCacheConfig, SpeculativeSamplingConfig
+from forerun.diffusion.speculative_sampling import Draws, sample_plainly
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import UnknownNameError, UnsupportedModelError
 from forerun.progress import watched_by

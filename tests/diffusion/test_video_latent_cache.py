@@ -9,15 +9,11 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 
-from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
+from forerun.diffusion.cfg_cache import apply_cfg_cache
 from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.video_latent_cache import (
-    CachedClips,
-    VideoLatentCacheConfig,
-    fill_between,
-    sample_clips,
-)
+from forerun.diffusion.settings import CFGCacheConfig, VideoLatentCacheConfig
+from forerun.diffusion.video_latent_cache import CachedClips, fill_between, sample_clips
 from forerun.errors import ConfigError, UnsupportedModelError
 from tests.helpers import tiny_pipelines as tiny
 from tests.helpers.covering import covering

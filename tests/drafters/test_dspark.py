@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.contracts import CausalLM, DrafterSetup
+from forerun.contracts import CausalLM
 from forerun.core import Draft, Plan, Request
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -149,23 +149,6 @@ def test_chains_end_where_the_head_is_not_confident(
     ended = [length for length, planned in lengths if length < planned]
     assert bool(ended) == bool(made.confidence)
     assert len(ended) < len(lengths)
-
-
-def test_confidence_is_calibrated_by_position(tmp_path: Path) -> None:
-    """As the head's own file says; here two tokens are certain and the third is not."""
-    on, folder = target("torch", "fp64"), write(tmp_path, VARIANTS["plain"], "deepspec")
-    (folder / "forerun.json").write_text('{"confidence_calibration": [[0, 9], [0, 9], [0, -9]]}')
-    options = {"least_confidence": 0.5}
-    setup = DrafterSetup(on, 1, on.max_context, options, lambda: on, head=HeadFiles.open(folder))
-    config = SpeculativeConfig(
-        method="dspark", num_speculative_tokens=3, policy="fixed", options=options
-    )
-    engine, lengths = Engine(on, DSparkDrafter.build(setup), config), list[tuple[int, int]]()
-    engine.watch_rounds(lambda request, draft, _: lengths.append((len(request), len(draft))))
-    engine.generate(PROMPTS[0], GREEDY)
-    assert len(lengths) > 3
-    # Of the last tokens no two are left to draft.
-    assert {length for _, length in lengths[:-2]} == {2}
 
 
 def test_a_row_goes_on_from_what_it_shares_with_a_prompt(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from forerun import load
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Draft, Plan, Request, Verdict
 from forerun.drafters.cascade import CascadeDrafter
-from forerun.drafters.exit_layer import ExitLayer
-from forerun.drafters.layer_skip import LayerSkipDrafter
+from forerun.drafters.layer_skip import ExitLayer, LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -224,7 +223,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"exit_layer": 3}, {}, "exit_layer"),
         ({"draft_vocab_size": 62}, {}, "draft_vocab_size"),
         ({"draft_vocab_size": VOCAB}, {}, "d2t"),
-        ({"intermediate_size": 10}, {}, "has shape"),
+        ({"intermediate_size": 10}, {}, "of shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Draft, Plan, Request
-from forerun.drafters.lookup.corpus import Corpus
 from forerun.drafters.ngram import MOST_POSITIONS, NgramDrafter
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
@@ -132,27 +131,3 @@ def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
 def test_sizes_out_of_order_are_refused(low: int, high: int) -> None:
     with pytest.raises(ConfigError, match="prompt_lookup_min is"):
         NgramDrafter(low, high)
-
-
-def test_a_longer_match_in_the_corpus_is_quoted() -> None:
-    quoted = list(range(1, 30))
-    drafter = NgramDrafter(2, 4, Corpus.of([quoted]))
-
-    def draft(tokens: list[int]) -> list[int]:
-        return lookup(drafter, Request(0, tokens, len(tokens), SamplingParams(), seed=0), 3)
-
-    def after(tokens: list[int]) -> list[int]:
-        drafted = draft(tokens)
-        drafter.release(Request(0, tokens, len(tokens), SamplingParams(), seed=0))
-        return drafted
-
-    # It counts as a third of its length, which must be one that is looked up.
-    assert after(quoted[:5]) == []
-    assert after(quoted[:6]) == [7, 8, 9]
-    assert after([5, 6, 99, 98, 97, *quoted[:6]]) == [99, 98, 97]
-    assert after([5, 6, 99, 98, 97, *quoted[:9]]) == [10, 11, 12]
-    assert after([6, 7, 8, 9, 99, 98, 97, *quoted[:20]]) == [21, 22, 23]
-    assert after([17, 18, 19, 20, 99, 98, 97, *quoted[:20]]) == [99, 98, 97]
-    tree = grow(NgramDrafter(2, 4, Corpus.of([quoted])), quoted[:6], Plan(2, num_nodes=4))
-    assert tree.token_ids == (7, 8)
-    assert repr(drafter) == "NgramDrafter(corpus)"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Draft, Hints, Plan, Request, Tree
-from forerun.drafters.lookup.corpus import Corpus
+from forerun.drafters.lookup.automaton import SuffixAutomaton
 from forerun.drafters.lookup.store import Namespaces, SuffixStore
 from forerun.drafters.suffix import CONFIDENCES, TOKENS_PER_MATCHED, SuffixDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -217,9 +217,15 @@ def test_the_longer_match_proposes_and_of_equals_the_text_itself() -> None:
     assert propose(drafter, request_of([3, 99, 0, 2, 3]), 1).token_ids == (88,)
 
 
+def indexed(text: list[int]) -> SuffixAutomaton:
+    corpus = SuffixAutomaton(text)
+    corpus.end_text()
+    return corpus
+
+
 def test_a_match_in_the_corpus_counts_as_a_third_of_its_length() -> None:
     quoted = list(range(1, 30))
-    drafter = SuffixDrafter(corpus=Corpus.of([quoted]))
+    drafter = SuffixDrafter(corpus=indexed(quoted))
     assert propose(drafter, request_of(quoted[:9]), 4).token_ids == (10, 11, 12, 13)
     assert propose(drafter, request_of(quoted[:2])).token_ids == ()
     # Three tokens of a match are drafted for each that it counts as.
@@ -235,7 +241,7 @@ def test_a_match_in_the_corpus_counts_as_a_third_of_its_length() -> None:
 
 def test_a_request_that_grows_goes_on_in_the_corpus() -> None:
     quoted = list(range(1, 30))
-    drafter, request = SuffixDrafter(corpus=Corpus.of([quoted])), request_of([50, *quoted[:6]])
+    drafter, request = SuffixDrafter(corpus=indexed(quoted)), request_of([50, *quoted[:6]])
     for token in quoted[6:20]:
         assert propose(drafter, request, 1).token_ids == (token,)
         request.extend([token])

@@ -106,7 +106,7 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
         ({"d2t": None}, "lacks d2t"),
         ({"d2t": ids}, "must hold offsets"),
         ({"d2t": -torch.arange(37)}, "leads to a token id twice"),
-        ({"layers.0.mlp.up_proj.weight": torch.ones(3, 3)}, r"has shape \[3, 3\]"),
+        ({"layers.0.mlp.up_proj.weight": torch.ones(3, 3)}, r"of shape \[3, 3\]"),
         ({"layers.1.self_attn.q_proj.weight": torch.ones(3)}, "which its config.json does not"),
         ({"fc.weight": torch.ones(24, 48)}, r"asks for \[24, 72\]"),
     ]

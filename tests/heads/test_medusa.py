@@ -105,7 +105,7 @@ def test_wrong_tensors_are_refused(tmp_path: Path) -> None:
         ({"blocks.1.layers.0.bias": None}, r"lacks blocks\.1\.layers\.0\.bias"),
         ({"lm_heads.3.weight": None}, r"lacks lm_heads\.3\.weight"),
         ({"blocks.4.layers.0.weight": torch.ones(24, 24)}, "which its config.json does not"),
-        ({"blocks.0.layers.0.bias": torch.ones(3)}, r"has shape \[3\]"),
+        ({"blocks.0.layers.0.bias": torch.ones(3)}, r"of shape \[3\]"),
         ({"token_map": None}, "neither token_map nor d2t"),
         ({"token_map": torch.arange(37) + 30}, "outside the target's 61"),
         ({"token_map": torch.arange(37) // 2}, "a token id twice"),

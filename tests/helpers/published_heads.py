@@ -14,7 +14,7 @@ HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 6, 40
 FUSED = 3 * HIDDEN
 THETA = 50.0
 ROPE = {"rope_type": "default", "rope_theta": THETA}
-TARGET = Target("tiny", VOCAB, HIDDEN, LAYERS, 64, rope=ROPE, template_hash="ab")
+TARGET = Target("tiny", VOCAB, HIDDEN, LAYERS, 64, rope=ROPE)
 AUX = "eagle_aux_hidden_state_layer_ids"
 
 LAYER_CONFIG: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _wrapper(kind: str, layers: dict[str, Any]) -> dict[str, Any]:
 def head_of(config: dict[str, Any], tensors: Any, record: Any = None) -> PublishedHead:
     """A head as it would be read; keys whose value is `...` are left out."""
     kept = {key: value for key, value in config.items() if value is not ...}
-    return PublishedHead("head", kept, dict(tensors), record or {}, ("model.safetensors",))
+    return PublishedHead("head", kept, dict(tensors), record or {})
 
 
 def with_tensors(head: PublishedHead, **tensors: Tensor | None) -> PublishedHead:

@@ -11,7 +11,6 @@ from forerun.errors import CheckpointError
 from forerun.export.findings import TITLES
 from forerun.export.head import PublishedHead
 from forerun.export.rules import value_rules
-from forerun.heads.few_bits import unpacked
 from forerun.heads.files import HeadFiles, write_head
 from recipes.publish import in_4_bits, publish_head
 from tests.helpers.drafter_runs import run_of, save_data, save_target
@@ -56,7 +55,7 @@ def test_what_is_in_4_bits_stays_what_it_is(tmp_path: Path) -> None:
     groups = torch.randn(50, 3, 32)
     codes, scales = in_4_bits(groups)
     assert codes.shape == (50, 48)
-    numbers = unpacked(codes)
+    numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(torch.int8) - 8
     assert numbers.min() == -8
     assert numbers.max() == 7
     write_head(tmp_path, {"eagle_config": {}}, {"a.weight": codes, "a.weight_scale": scales})

@@ -1,4 +1,4 @@
-"""Acceptance on held-out text: siblings give what their enumeration says, and contexts are told apart."""
+"""Acceptance on held-out text: siblings give what their enumeration says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forerun.theory.trees import distinct_sibling_acceptance
-from forerun.training.acceptance import AcceptanceTable, expected_length, sibling_shares
+from forerun.training.acceptance import AcceptanceTable, sibling_shares
 
 DRAWS = 20_000
 
@@ -39,16 +39,3 @@ def test_ranks_count_as_often_as_drafts_come_to_them() -> None:
     table.add_ranks(3, torch.tensor([0, 1, 1]), shares, torch.tensor([1.0, 0.75, 0.25]))
     # No draft came to the third token.
     assert table.by_rank == [[0.8, 0.1], [0.45, 0.275]]
-
-
-def test_lengths_by_context() -> None:
-    table, accepted = AcceptanceTable(), torch.tensor([[0.5, 0.5], [1.0, 0.0], [1.0, 1.0]])
-    table.add("chat, T=0", accepted, torch.tensor([3, 256, 257]))
-    table.add("maths, T=0", accepted[:1], torch.tensor([5000]))
-    table.add("maths, T=1", accepted[2:], torch.tensor([600]))
-    lengths = expected_length(accepted).tolist()
-    assert lengths == [1.75, 2.0, 3.0]
-    assert table.contexts == {
-        "T=0": {"to 256": 1.875, "to 512": 3.0, "beyond 1024": 1.75},
-        "T=1": {"to 1024": 3.0},
-    }

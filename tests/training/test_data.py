@@ -19,7 +19,7 @@ from forerun.training.data import DataRun, Summary
 from forerun.training.settings import DataSettings
 from tests.helpers.toy_chat import END, MARKS, WORDS, toy_engine, toy_tokenizer
 
-SETTINGS = DataSettings(max_tokens=24, prompt_tokens=24, num_conversations=14, similarity=1.0)
+SETTINGS = DataSettings(max_tokens=24, prompt_tokens=24, num_conversations=14)
 
 
 def make(
@@ -147,13 +147,12 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         *("w1 w2 w3 w4", " W1  w2 w3 w4 ", "w1 w2 w3, w4!", "", "w5 " * 110),
         *(f"w7 {long} w3", "w5 w6", ["w8", "w9 w9 w9 w9 w10"], "w11"),
     )
-    settings = replace(SETTINGS, num_conversations=None, similarity=0.9)
+    settings = replace(SETTINGS, num_conversations=None)
     keep_out = asked(f"w0 w1 {long}", "w9 w9 w9 w9 w10", "w5  W6")
     summary = make(path, settings=settings, questions=questions, keep_out=keep_out)
     assert prompts(path) == ["w1 w2 w3 w4", "w11"]
     assert summary.skipped == {
-        "duplicate": 1,
-        "near_duplicate": 1,
+        "duplicate": 2,
         "empty": 1,
         "too_long": 1,
         "kept_out": 3,

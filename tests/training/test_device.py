@@ -44,7 +44,7 @@ def trained(
     out = folder / device.type
     model, data = str(folder / "target"), str(folder / "data.jsonl")
     run = run_of(kind, model, data, out, tokens=300)
-    run.evaluate(ranks=2)
+    run.evaluate()
     report = run.run()
     assert run.target.device == device
     assert {tensor.device for tensor in run.head.module.parameters()} == {device}

@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
+from forerun.training.acceptance import mean_of
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.draft import DraftModule, TextObjective
 from forerun.training.drafter_run import DrafterRun
@@ -145,7 +146,7 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
         batch = ExampleBatch.of([Example(tuple(prompt), tuple(answer), "chat", temperature)])
         teacher = Teacher(run.target, (), torch.arange(VOCAB))
         objective = TextObjective(module, teacher, steps=3)
-        lesson = teacher.show(batch, best=True)
+        lesson = teacher.show(batch, held_out=True)
         assert lesson.best is not None
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             states = module(batch.token_ids)[0, 2:-1].bfloat16()
@@ -155,7 +156,7 @@ def test_acceptance_is_that_of_the_rows(targets: dict[str, str], data: str, tmp_
             accepted = (q.argmax(-1) == lesson.best).float()
         wanted = [1 + accepted[i : i + 3].cumprod(0).sum() for i in (0, 3)]
         table = objective.evaluate([batch])
-        assert table.mean_length == pytest.approx(float(sum(wanted)) / 2, abs=1e-3)
+        assert mean_of(table.lengths) == pytest.approx(float(sum(wanted)) / 2, abs=1e-3)
 
 
 def test_a_target_whose_output_head_cannot_be_run_alone(
@@ -165,7 +166,7 @@ def test_a_target_whose_output_head_cannot_be_run_alone(
     run = run_of("draft", targets["gemma2"], data, tmp_path, tokens=60)
     batch = run.stream.batch(0)
     teacher = Teacher(run.target, (), torch.arange(VOCAB))
-    lesson = teacher.show(batch, best=True)
+    lesson = teacher.show(batch, held_out=True)
     model = run.target.model  # type: ignore[attr-defined]
     for row, conversation in enumerate(batch.conversations):
         text = torch.tensor([[*conversation.prompt_ids, *conversation.answer_ids]])

@@ -27,7 +27,6 @@ from forerun.training.loop import LossPart
 from forerun.training.objective import Drafts, Objective
 from forerun.training.processes import Processes, join
 from forerun.training.result import TrainingReport
-from forerun.training.settings import FinishSettings
 from forerun.training.target import Lesson
 from tests.helpers.covering import covering
 from tests.helpers.drafter_runs import run_of, save_data, save_target
@@ -155,7 +154,7 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(
                 raise BreakError
             return objective(batch)
 
-    run.head = replace(run.head, objective=Breaks(objective.teacher))
+    run.head = replace(run.head, objective=Breaks(None, objective.teacher))
     with pytest.raises(BreakError):
         run.run()
     assert losses_of(run.report) == whole[:3]
@@ -209,13 +208,13 @@ def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> Non
     if rank:
         # It neither writes nor goes by figures of its own.
         run.write = torch.save = None  # type: ignore[method-assign, assignment]
-        run.evaluate = AcceptanceTable  # type: ignore[method-assign, assignment]
+        run.evaluate = AcceptanceTable  # type: ignore[method-assign]
     said: list[str] = []
     with heard_by(said.append):
-        report = run.run(FinishSettings(real_run=False))
+        report = run.run()
     state = {name: tensor.tolist() for name, tensor in run.head.module.state_dict().items()}
     lengths = [point.lengths for point in report.curve]
-    result = (losses_of(report), lengths, state, said, list(report.measured))
+    result = (losses_of(report), lengths, state, said)
     (out / f"{rank}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
 
@@ -239,10 +238,9 @@ def test_two_processes_make_the_steps_of_one(
     other.join(60)
     assert other.exitcode == 0
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    losses, lengths, weights, said, measured = first
-    assert second == [losses, lengths, weights, [], []]
+    losses, lengths, weights, said = first
+    assert second == [losses, lengths, weights, []]
     assert len(said) == 1 + len(losses)
-    assert "contexts" in measured
     assert [tokens for tokens, _ in losses] == [tokens for tokens, _ in alone]
     assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in alone], rel=2e-3)
     assert HeadFiles.open(tmp_path / "head").own["report"]["tokens"] > 0
@@ -280,7 +278,7 @@ def test_nonsense_stops_at_the_last_good_state(
             weight = next(run.head.module.parameters())
             return replace(part, total=part.total + (weight.sum() * 0).clamp(min=0).sqrt())
 
-    run.head = replace(run.head, objective=Spoils(objective.teacher))
+    run.head = replace(run.head, objective=Spoils(None, objective.teacher))
     with pytest.raises(TrainingError, match=r"at step 3; the state of step 3 is in state\.pt"):
         run.run()
     state = torch.load(tmp_path / "training" / "state.pt", weights_only=True)

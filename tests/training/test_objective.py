@@ -9,7 +9,7 @@ from torch import Tensor
 from forerun.core import Batch
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.conversations import Example, ExampleBatch
-from forerun.training.objective import Drafts, Objective
+from forerun.training.objective import AnchoredTokens, Drafts, Objective
 from forerun.training.target import Lesson, Teacher
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
 
@@ -39,17 +39,14 @@ def test_both_sides_are_at_the_temperature_of_the_text(temperatures: tuple[float
 
     class Known(Objective):
         def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
-            count = 2 * len(ANSWER)
-            return Drafts(
-                torch.arange(2).repeat_interleave(len(ANSWER)),
-                torch.arange(count),
-                torch.ones(count, 1, dtype=torch.bool),
-                torch.arange(count),
-                list(zip(states, matrices, strict=True)),
-            )
+            # A chain of one token for each token of the answers.
+            anchors = torch.arange(len(PROMPT), len(PROMPT) + len(ANSWER)).expand(2, -1) - 1
+            drawn = torch.ones_like(anchors).bool()
+            following = AnchoredTokens(lesson.rows, anchors, drawn, 1, 1)
+            return Drafts(following, list(zip(states, matrices, strict=True)))
 
     batch = ExampleBatch.of([Example(PROMPT, ANSWER, "chat", t) for t in temperatures])
-    table = Known(teacher).evaluate([batch])
+    table = Known(None, teacher).evaluate([batch])
     p = of_the_target(teacher).float()
     q = sum((s @ m.T).float() for s, m in zip(states, matrices, strict=True))
     assert isinstance(q, Tensor)

@@ -10,7 +10,7 @@ from pydantic import Field
 from forerun.bench.peers import peer_names
 from forerun.bench.settings import CHAIN, FIXED
 from forerun.bench.workloads import BUILT_IN
-from forerun.drafters.lookup.corpus_cache import CorpusOptions
+from forerun.drafters.lookup.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.measure.questions import FILES

@@ -110,7 +110,7 @@ COMMANDS: dict[str, Row | Group] = {
     "export": Row(
         "forerun.export.requests:export",
         "Write a trained head as other engines load it.",
-        example="forerun export ./my-head --to eagle3 --output ./portable --model smollm2",
+        example="forerun export ./my-head --output ./portable --model smollm2",
     ),
     "generate": Row(
         "forerun.cli.generate",

@@ -48,8 +48,6 @@ class DrafterSetup:
         load_draft_model: loads the draft model that the user named.
         encode: turns text into token ids, without the tokens that open a prompt; None without a
             tokenizer.
-        tokenizer_id: returns a name for the tokenizer's content, which distinguishes it from
-            others; None if it is unknown.
         tree_slots: slots per row for the nodes of trees; 0 if only chains are drafted.
         translation: a `drafters.model.retokenizer.Translation` if the vocabularies differ.
         head: a `heads.files.HeadFiles` if the user named a head.
@@ -61,7 +59,6 @@ class DrafterSetup:
     options: Mapping[str, Any]
     load_draft_model: Callable[[], CausalLM]
     encode: Callable[[str], list[int]] | None = None
-    tokenizer_id: Callable[[], str | None] = lambda: None
     tree_slots: int = 0
     translation: Any = None
     head: Any = None

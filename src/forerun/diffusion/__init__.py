@@ -10,40 +10,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
+    from forerun.diffusion.cfg_cache import apply_cfg_cache
     from forerun.diffusion.denoising import GuidedDenoiser, decode
-    from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+    from forerun.diffusion.feature_cache import apply_feature_cache
     from forerun.diffusion.loading import open_pipeline
     from forerun.diffusion.measuring import measure, psnr
     from forerun.diffusion.methods import Job, Made, make
     from forerun.diffusion.pipelines import sample
     from forerun.diffusion.reflection import couple
+    from forerun.diffusion.settings import (
+        CFGCacheConfig,
+        FeatureCacheConfig,
+        SpeculativeSamplingConfig,
+        VideoLatentCacheConfig,
+    )
     from forerun.diffusion.speculative_sampling import (
         Draws,
-        SpeculativeSamplingConfig,
         sample_plainly,
         sample_speculatively,
     )
     from forerun.diffusion.step_distillation import DistillationConfig, Examples, distill
     from forerun.diffusion.training import AveragedTraining
     from forerun.diffusion.transitions import Transitions
-    from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
+    from forerun.diffusion.video_latent_cache import sample_clips
 
 # Names and modules are imported when first used, so that the package alone loads neither torch nor diffusers.
 _NAMES = {
-    "cfg_cache": "CFGCacheConfig apply_cfg_cache",
+    "cfg_cache": "apply_cfg_cache",
     "denoising": "GuidedDenoiser decode",
-    "feature_cache": "FeatureCacheConfig apply_feature_cache",
+    "feature_cache": "apply_feature_cache",
     "loading": "open_pipeline",
     "measuring": "measure psnr",
     "methods": "Job Made make",
     "pipelines": "sample",
     "reflection": "couple",
-    "speculative_sampling": "Draws SpeculativeSamplingConfig sample_plainly sample_speculatively",
+    "settings": "CFGCacheConfig FeatureCacheConfig SpeculativeSamplingConfig VideoLatentCacheConfig",
+    "speculative_sampling": "Draws sample_plainly sample_speculatively",
     "step_distillation": "DistillationConfig Examples distill",
     "training": "AveragedTraining",
     "transitions": "Transitions",
-    "video_latent_cache": "VideoLatentCacheConfig sample_clips",
+    "video_latent_cache": "sample_clips",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -10,16 +10,15 @@ a bound set by the user.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_of, is_guided
-from forerun.diffusion.settings import WHOLE_RUN, DriftBound, StepInterval, Window
+from forerun.diffusion.settings import CFGCacheConfig
 from forerun.errors import ConfigError
-from forerun.options import options
 
 # By pipeline class: whether it calls the denoiser twice per step, and whether the unconditional half comes
 # first. Read from diffusers 0.42.
@@ -36,36 +35,6 @@ _KNOWN = {
 }
 # Arguments that all samples share, whatever their first dimension.
 _SHARED = {"image_rotary_emb", "img_ids", "txt_ids"}
-
-
-@options
-class CFGCacheConfig:
-    """Schedule and form in which the unconditional prediction is reused.
-
-    Args:
-        interval: both halves are run at least at every `interval`-th step; 1 never reuses. `None` sets no
-            such limit, and requires `drift_bound`.
-        drift_bound: reuse while the conditional prediction of every sample differs from that of the last
-            full step by at most this share of its norm; 0 never reuses. `None` ignores drift.
-        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
-        extrapolate: extrapolate the last two full steps linearly, instead of repeating the last.
-        guidance: whether the pipeline runs both halves in one call or in two; `auto` for known pipelines.
-        unconditional_first: whether the unconditional half or call comes first; `None` for known pipelines.
-
-    Raises:
-        ConfigError: for values out of range, or without any schedule.
-    """
-
-    interval: StepInterval | None = None
-    drift_bound: DriftBound | None = None
-    window: Window = WHOLE_RUN
-    extrapolate: bool = False
-    guidance: Literal["auto", "batched", "two_call"] = "auto"
-    unconditional_first: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.interval is None and self.drift_bound is None:
-            raise ConfigError("CFG caching needs a schedule; set interval, drift_bound or both.")
 
 
 @dataclass(frozen=True)
@@ -89,7 +58,7 @@ class _Memory:
     def may_reuse(self) -> bool:
         """True if the schedule allows this step to skip its unconditional half, apart from drift."""
         config = self.config
-        if len(self.full) < 1 + config.extrapolate or config.drift_bound == 0.0:
+        if len(self.full) < 1 + config.extrapolate or config.bound == 0.0:
             return False
         if not self.steps.inside(config.window):
             return False
@@ -100,13 +69,14 @@ class _Memory:
 
         Drift is measured since the last full step.
         """
-        if self.config.drift_bound is None:
+        bound = self.config.bound
+        if bound is None:
             return True
         last = self.full[-1].conditional.flatten(1)
         apart = (conditional.flatten(1) - last).norm(dim=1)
         drift = float((apart / last.norm(dim=1).clamp_min(1e-12)).max())
         self.drifts.append(drift)
-        return drift <= self.config.drift_bound
+        return drift <= bound
 
     def remember(self, conditional: Tensor, unconditional: Tensor) -> None:
         """Keep a full step; the one before it stays for extrapolation."""

@@ -9,34 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
-from forerun.diffusion.settings import WHOLE_RUN, StepInterval, Window
+from forerun.diffusion.settings import FeatureCacheConfig
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.options import options
-
-
-@options
-class FeatureCacheConfig:
-    """Schedule on which deep features are reused.
-
-    Args:
-        interval: the deep levels run at every `interval`-th step; 1 never reuses.
-        shallow_levels: number of outermost levels that run at every step.
-        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
-
-    Raises:
-        ConfigError: for values out of range.
-    """
-
-    interval: StepInterval = 2
-    shallow_levels: Annotated[int, Field(ge=1)] = 1
-    window: Window = WHOLE_RUN
 
 
 @dataclass
@@ -70,12 +50,6 @@ class FeatureCache(Handle):
             for place, block in enumerate(blocks)
         ]
         self._wrappers = [forward, *deep, self._steps.wrapper]
-
-    @property
-    def reused_share(self) -> float:
-        """Share of the calls that ran without the deep levels."""
-        calls = self.full_calls + self.reused_calls
-        return self.reused_calls / calls if calls else 0.0
 
     def _forward(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         self._steps.observe(args, kwargs)

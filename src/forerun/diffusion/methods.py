@@ -13,19 +13,21 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from forerun.diffusion.cfg_cache import CFGCacheConfig, apply_cfg_cache
+from forerun.diffusion.cfg_cache import apply_cfg_cache
 from forerun.diffusion.denoising import GuidedDenoiser, decode
-from forerun.diffusion.feature_cache import FeatureCacheConfig, apply_feature_cache
+from forerun.diffusion.feature_cache import apply_feature_cache
 from forerun.diffusion.hooks import Evaluations, count_evaluations
 from forerun.diffusion.loading import diffusers
 from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
-from forerun.diffusion.speculative_sampling import (
-    Draws,
+from forerun.diffusion.settings import (
+    CFGCacheConfig,
+    FeatureCacheConfig,
     SpeculativeSamplingConfig,
-    sample_speculatively,
+    VideoLatentCacheConfig,
 )
+from forerun.diffusion.speculative_sampling import Draws, sample_speculatively
 from forerun.diffusion.transitions import STOCHASTIC, Transitions
-from forerun.diffusion.video_latent_cache import VideoLatentCacheConfig, sample_clips
+from forerun.diffusion.video_latent_cache import sample_clips
 from forerun.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from forerun.progress import report
 

@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from pydantic.json_schema import SkipJsonSchema
 from torch import Generator, Tensor
 
-from forerun.diffusion.reflection import Coupling, couple
-from forerun.diffusion.settings import DraftKind, DraftSteps
+from forerun.diffusion.reflection import couple
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import ConfigError
-from forerun.options import options
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A denoiser with its guidance: predictions `[N, ...]` from samples, timesteps and rows.
@@ -28,28 +26,6 @@ Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 Samples `[N, ...]` are scaled as the network takes them, each with its own timestep, `[N]`. The row of the
 batch that a sample belongs to, `[N]`, selects its label or prompt.
 """
-
-
-@options
-class SpeculativeSamplingConfig:
-    """Settings of speculative sampling.
-
-    Args:
-        num_draft_steps: most denoising steps that a round drafts and the network checks at once.
-        draft: `frozen` assumes that the network finds the same clean sample as in its last pass;
-            `extrapolated` continues the change between its last two clean samples.
-        student: a cheaper network that drafts step by step instead.
-        coupling: function with the arguments and results of `couple`. Others are for
-            experiments; `benchmarks.diffusion_proof` tests whether one is exact.
-
-    Raises:
-        ConfigError: for an unknown draft, or fewer than one step.
-    """
-
-    num_draft_steps: DraftSteps = 8
-    draft: DraftKind = "frozen"
-    student: SkipJsonSchema[Network | None] = None
-    coupling: SkipJsonSchema[Coupling] = couple
 
 
 @dataclass
@@ -311,7 +287,7 @@ class _Rounds:
         own = rows.expand(len(steps), -1)[valid]
         noise, uniform = self.draws.noise[own, steps[valid]], self.draws.uniform[own, steps[valid]]
         std = self.transitions.std[steps[valid]][:, None]
-        drawn, same = self.config.coupling(
+        drawn, same = (self.config.coupling or couple)(
             means[valid].flatten(1), target[valid].flatten(1), std, noise.flatten(1), uniform
         )
         outcomes = torch.zeros_like(means)

@@ -17,60 +17,11 @@ from torch import Tensor
 
 from forerun.diffusion.hooks import Wrapper, count_evaluations
 from forerun.diffusion.pipelines import denoiser_of, kind_of, sample
-from forerun.diffusion.settings import Interpolation, RefineSteps, StepInterval
+from forerun.diffusion.settings import Interpolation, VideoLatentCacheConfig
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.options import options
 
 # Sine of the angle below which two directions count as parallel or opposite.
 _LEAST_SINE = 1e-4
-
-
-@options
-class VideoLatentCacheConfig:
-    """Settings of key frames, which are denoised fully, and of the frames between them.
-
-    Args:
-        key_interval: every `key_interval`-th frame and the last are key frames.
-        interpolation: interpolation of the latents between key frames: `slerp` along the arc, `linear` along
-            the line, or `nearest` for none.
-        refine_steps: number of last steps that all frames take together; 0 leaves interpolated latents
-            unchanged.
-        refine_stride: number of the schedule's steps in one refining step. With more, refinement begins at
-            more noise and repairs larger errors of interpolation, in few passes.
-        finish_key_frames: True if the key frames first take the last steps by themselves, and are then
-            interpolated; otherwise their predicted clean latents are interpolated.
-
-    Raises:
-        ConfigError: for values out of range.
-    """
-
-    key_interval: StepInterval = 5
-    interpolation: Interpolation = "slerp"
-    refine_steps: RefineSteps = 8
-    refine_stride: StepInterval = 1
-    finish_key_frames: bool = True
-
-    @property
-    def refined_share(self) -> int:
-        """Number of last steps of the schedule that refinement replaces."""
-        return self.refine_steps * self.refine_stride
-
-    def check_steps(self, steps: int) -> None:
-        """Check that a schedule of `steps` steps is long enough, and divisible by the stride.
-
-        Raises:
-            ConfigError: if it is not.
-        """
-        if steps % self.refine_stride:
-            raise ConfigError(
-                f"refine_stride must divide the {steps} steps, got {self.refine_stride}."
-            )
-        if self.refined_share >= steps:
-            times = f" times refine_stride ({self.refine_stride})" if self.refine_stride > 1 else ""
-            raise ConfigError(
-                f"refine_steps ({self.refine_steps}){times} must be fewer than the {steps} steps, or there "
-                "are none for the key frames alone."
-            )
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from forerun.contracts import Cache, CausalLM, Drafter, DrafterSetup
+from forerun.contracts import Cache, Drafter, DrafterSetup
 from forerun.core import (
     MOST_NODES,
     NO_DRAFT,
@@ -26,7 +27,6 @@ from forerun.options import NoOptions, options
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Features, Missing
-    from forerun.heads.files import HeadFiles
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -190,6 +190,8 @@ class HeadDrafter(BaseDrafter):
     takes_trees = True
     options: type[Any] = HeadOptions
     features: Features
+    head_class: str
+    """Name of the head's class in its module of `forerun.heads`, which is called like `head`."""
 
     def __init__(
         self,
@@ -212,8 +214,9 @@ class HeadDrafter(BaseDrafter):
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         assert setup.head is not None, "the engine opens the head"
+        module = import_module(f"forerun.heads.{cls.head}")
         return cls(
-            cls.open_head(setup.target, setup.head),
+            getattr(module, cls.head_class).open(setup.target, setup.head),
             setup.target.vocab_size,
             setup.rows,
             setup.capacity,
@@ -221,11 +224,6 @@ class HeadDrafter(BaseDrafter):
             setup.head.acceptance_by_rank,
             setup.read(HeadOptions).least_confidence,
         )
-
-    @staticmethod
-    @abstractmethod
-    def open_head(target: CausalLM, files: HeadFiles) -> Any:
-        """Read a file's head for a target."""
 
     @abstractmethod
     def longest(self, request: Request) -> int:

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from forerun.contracts import CausalLM, DrafterSetup
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from forerun.heads.dspark import DSparkHead
     from forerun.heads.features import Missing
-    from forerun.heads.files import HeadFiles
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
 
 class DSparkDrafter(HeadDrafter):
-    """Drafts with a block head: chains, and trees of what it finds most probable.
-
-    Attributes:
-        calibration: scale and bias of the head's confidence logits, by position; further positions
-            are not calibrated.
-    """
+    """Drafts with a block head: chains, and trees of what it finds most probable."""
 
     name = "dspark"
     head: str | None = "dspark"
+    head_class = "DSparkHead"
     module: DSparkHead
-    calibration: tuple[tuple[float, ...], ...] = ()
-
-    @classmethod
-    def build(cls, setup: DrafterSetup) -> Self:
-        drafter = super().build(setup)
-        assert setup.head is not None
-        drafter.calibration = setup.head.calibration or ()
-        return drafter
-
-    @staticmethod
-    def open_head(target: CausalLM, files: HeadFiles) -> DSparkHead:
-        from forerun.heads.dspark import DSparkHead
-
-        return DSparkHead.open(target, files)
 
     def longest(self, request: Request) -> int:
         return self.module.config.draft_tokens
@@ -74,9 +51,9 @@ class DSparkDrafter(HeadDrafter):
             for growth in growing.values():
                 before += growth.run_frontier()[0] if level else growth.request.token_ids[-1:]
             places = [index for index, growth in growing.items() for _ in growth.frontier]
-            shares = self._shares(hidden[places, level], before, level) if self._least else None
-            if shares is not None:
-                grows, nodes = likely(growing.values(), shares, self._least)
+            sure = self.module.confidence(hidden[places, level], before) if self._least else None
+            if sure is not None:
+                grows, nodes = likely(growing.values(), sure.sigmoid().tolist(), self._least)
                 growing = dict(compress(growing.items(), grows))
                 places, before = list(compress(places, nodes)), list(compress(before, nodes))
                 if not growing:
@@ -88,14 +65,3 @@ class DSparkDrafter(HeadDrafter):
             growing = {index: growth for index, growth in growing.items() if growth.frontier}
             if not growing:
                 return
-
-    def _shares(self, hidden: Tensor, before: Sequence[int], level: int) -> list[float] | None:
-        """Expected acceptance of the token after each of `before`; None without a confidence head."""
-        logits = self.module.confidence(hidden, before)
-        if logits is None:
-            return None
-        if level < len(self.calibration):
-            scale, bias = self.calibration[level]
-            logits = logits * scale + bias
-        shares: list[float] = logits.sigmoid().tolist()
-        return shares

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from forerun.contracts import CausalLM, ChainRequest
+from forerun.contracts import ChainRequest
 from forerun.core import Draft, Plan, Request, Tree
 from forerun.drafters.base import HeadDrafter, fits_one_call
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from forerun.heads.eagle3 import Eagle3Head
     from forerun.heads.features import Missing
-    from forerun.heads.files import HeadFiles
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -57,13 +56,8 @@ class Eagle3Drafter(HeadDrafter):
 
     name = "eagle3"
     head: str | None = "eagle3"
+    head_class = "Eagle3Head"
     module: Eagle3Head
-
-    @staticmethod
-    def open_head(target: CausalLM, files: HeadFiles) -> Eagle3Head:
-        from forerun.heads.eagle3 import Eagle3Head
-
-        return Eagle3Head.open(target, files)
 
     def longest(self, request: Request) -> int:
         return self.capacity - len(request)

@@ -23,7 +23,8 @@ from forerun.options import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.drafters.exit_layer import ExitLayer
+    from forerun.heads.features import Missing
+    from forerun.heads.layer_skip import LayerSkipHead
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -47,6 +48,61 @@ class LayerSkipOptions:
             raise ConfigError(
                 "exit_layer and skip_layers both say which layers draft; give one of them."
             )
+
+
+class ExitLayer:
+    """Reads the exit's states with a trained layer, whose cache holds the whole text.
+
+    Tokens that the target has run are read with the states that prompts and rounds bring, the
+    newest token and drafted ones with those of the drafter's own runs. The latter are removed after
+    a round: accepted tokens are read again, with the states of the round.
+
+    Args:
+        head: the layer, on its target's backend.
+        rows: number of requests at once.
+        capacity: prompt and output tokens per request, drafted ones included.
+    """
+
+    def __init__(self, head: LayerSkipHead, rows: int, capacity: int) -> None:
+        from forerun.heads.features import Features
+
+        self.head, self.rows, self.capacity = head, rows, capacity
+        self.cache = head.new_cache(rows, capacity)
+        self.exit_layer, self.vocabulary = head.config.exit_layer, head.vocabulary
+        self.features = Features((self.exit_layer,), rows, self.cache)
+        self._missing: dict[int, Missing | None] = {}
+
+    def longest(self, request: Request) -> int:
+        """Most tokens of a request's next draft; none before the states of its text are known.
+
+        The cache is cut to the text.
+        """
+        missing = self._missing[request.row] = self.features.missing(request)
+        return 0 if missing is None else self.capacity - len(request)
+
+    def logits(self, growths: Sequence[Growth], hidden: Tensor) -> Tensor:
+        """Logits [B, Vd] after the newest tokens of chains, from the exit's states [B, 1, hidden_size]."""
+        import torch
+
+        rows, states = [], list(hidden)
+        behind: dict[int, Tensor] = {}
+        for index, growth in enumerate(growths):
+            rows.append(growth.request.row)
+            if not growth.token_ids:
+                behind[index] = self._run_most(growth.request)
+                states[index] = torch.cat((behind[index], states[index]))
+        logits = self.head.run(rows, states, self.cache)
+        for index, own in behind.items():
+            self.features.ran(growths[index].request, len(own))
+        return logits
+
+    def _run_most(self, request: Request) -> Tensor:
+        """Run most of the states that a text's row lacks if there are many; return those that are left."""
+        missing = self._missing[request.row]
+        assert missing is not None, "nothing is drafted without states"
+        return self.features.run_most(
+            request, missing, lambda some, _: self.head.run([request.row], [some], self.cache)
+        )
 
 
 class LayerSkipDrafter(OwnLayersDrafter):
@@ -98,7 +154,12 @@ class LayerSkipDrafter(OwnLayersDrafter):
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> LayerSkipDrafter:
-        layer = _trained_layer(setup)
+        layer, head = None, setup.head
+        if head is not None and head.kind in (None, cls.optional_head):
+            from forerun.heads.layer_skip import LayerSkipHead
+
+            own_head = LayerSkipHead.open(setup.target, head)
+            layer = ExitLayer(own_head, setup.rows, setup.capacity)
         trained_for = None if layer is None else layer.exit_layer
         own = setup.read(LayerSkipOptions)
         return cls(setup.target, _skipped(own, setup.target, trained_for), layer)
@@ -166,16 +227,6 @@ class LayerSkipDrafter(OwnLayersDrafter):
 def _newest(growths: list[Growth]) -> list[list[int]]:
     """The newest token of each chain, or of its text."""
     return [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths]
-
-
-def _trained_layer(setup: DrafterSetup) -> ExitLayer | None:
-    """The trained layer that the user named; None for a head of another kind, which is another drafter's."""
-    if setup.head is None or setup.head.kind not in (None, LayerSkipDrafter.optional_head):
-        return None
-    from forerun.drafters.exit_layer import ExitLayer
-    from forerun.heads.layer_skip import LayerSkipHead
-
-    return ExitLayer(LayerSkipHead.open(setup.target, setup.head), setup.rows, setup.capacity)
 
 
 def _skipped(own: LayerSkipOptions, target: CausalLM, trained_for: int | None) -> Collection[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forerun.contracts import CausalLM
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter
 from forerun.options import NoOptions
@@ -12,7 +11,6 @@ from forerun.options import NoOptions
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
     from forerun.heads.features import Missing
-    from forerun.heads.files import HeadFiles
     from forerun.heads.medusa import MedusaHead
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
@@ -30,14 +28,9 @@ class MedusaDrafter(HeadDrafter):
 
     name = "medusa"
     head: str | None = "medusa"
+    head_class = "MedusaHead"
     options = NoOptions
     module: MedusaHead
-
-    @staticmethod
-    def open_head(target: CausalLM, files: HeadFiles) -> MedusaHead:
-        from forerun.heads.medusa import MedusaHead
-
-        return MedusaHead.open(target, files)
 
     def longest(self, request: Request) -> int:
         return self.module.config.num_heads

@@ -15,8 +15,6 @@ from pydantic import Field
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
 from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.corpus import Corpus, Places, Quote
-from forerun.drafters.lookup.corpus_cache import CorpusOptions, open_corpus
 from forerun.errors import ConfigError
 from forerun.options import options
 from forerun.trees.host import Continuations, grow_on_host
@@ -33,11 +31,10 @@ CONFIDENCES_OF_LARGEST = (0.0, 0.48, 0.7, 0.78, 0.81)
 
 
 class _Index:
-    """Positions of each n-gram of a request, extended as the request grows, and its match in a corpus."""
+    """Positions of each n-gram of a request, extended as the request grows."""
 
-    def __init__(self, sizes: range, corpus: Corpus | None) -> None:
+    def __init__(self, sizes: range) -> None:
         self.sizes = sizes
-        self._quote = None if corpus is None else Quote(corpus)
         self.follows: dict[tuple[int, ...], int] = {}
         # By size and position: the previous position of the same n-gram; 0 for none.
         self.earlier = {size: array("i", (0,)) for size in sizes}
@@ -67,18 +64,6 @@ class _Index:
                 return position, size
         return 0, 0
 
-    def quoted(self, token_ids: list[int], size: int) -> tuple[Places, int]:
-        """Match in the corpus, and the size that it counts as, if that is above `size`.
-
-        `size` is the size of the text's own match; without a better one, nothing and `size` are
-        returned.
-        """
-        if self._quote is not None and size < self.sizes[-1]:
-            places, length = self._quote.longest(token_ids, max(size, self.sizes[0] - 1))
-            if places:
-                return places, min(length, self.sizes[-1])
-        return (), size
-
     def matches(self, token_ids: list[int]) -> list[tuple[int, float]]:
         """Positions where the text may continue, longer endings first, then later ones, with weights."""
         positions: dict[int, float] = {}
@@ -93,7 +78,7 @@ class _Index:
 
 
 @options
-class NgramOptions(CorpusOptions):
+class NgramOptions:
     """The options of prompt lookup."""
 
     prompt_lookup_min: int = Field(
@@ -116,7 +101,6 @@ class NgramDrafter(LookupDrafter):
 
     Args:
         prompt_lookup_min, prompt_lookup_max: the n-gram sizes to look for.
-        corpus: texts to look up tokens in as well.
 
     Raises:
         ConfigError: for sizes that `NgramOptions` refuses.
@@ -129,27 +113,21 @@ class NgramDrafter(LookupDrafter):
         self,
         prompt_lookup_min: int = NgramOptions.prompt_lookup_min,
         prompt_lookup_max: int = NgramOptions.prompt_lookup_max,
-        corpus: Corpus | None = None,
     ) -> None:
         sizes = NgramOptions(
             prompt_lookup_min=prompt_lookup_min, prompt_lookup_max=prompt_lookup_max
         )
         self.sizes = range(sizes.prompt_lookup_min, sizes.prompt_lookup_max + 1)
-        self._corpus = corpus
-        self._indexes: defaultdict[int, _Index] = defaultdict(lambda: _Index(self.sizes, corpus))
+        self._indexes: defaultdict[int, _Index] = defaultdict(lambda: _Index(self.sizes))
 
     @classmethod
     def build(cls, setup: DrafterSetup) -> Self:
         sizes = setup.read(NgramOptions)
-        return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max, open_corpus(setup))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'corpus' if self._corpus else ''})"
+        return cls(sizes.prompt_lookup_min, sizes.prompt_lookup_max)
 
     def confidence(self, request: Request) -> float:
         """Confidence by the size of the n-gram alone."""
-        index = self._index_of(request)
-        _, size = index.quoted(request.token_ids, index.match(request.token_ids)[1])
+        _, size = self._index_of(request).match(request.token_ids)
         shares = CONFIDENCES_OF_LARGEST if size == self.sizes[-1] else CONFIDENCES
         return shares[min(size, len(shares) - 1)]
 
@@ -164,9 +142,6 @@ class NgramDrafter(LookupDrafter):
     def draft(self, request: Request, plan: Plan) -> Draft:
         index, token_ids, count = self._index_of(request), request.token_ids, plan.num_tokens
         start, size = index.match(token_ids)
-        places, size = index.quoted(token_ids, size)
-        if places:
-            return self._quoted(request, plan, places)
         if not plan.is_chain:
             follow = Continuations(token_ids, repeats=True)
             return grow_on_host(request, plan, (0, index.matches(token_ids)), follow.children)
@@ -177,9 +152,3 @@ class NgramDrafter(LookupDrafter):
         # Nothing follows a stop token.
         ends = (at + 1 for at, token in enumerate(copied) if token in request.stop_token_ids)
         return Draft.chain(copied[: next(ends, count)])
-
-    def _quoted(self, request: Request, plan: Plan, places: Places) -> Draft:
-        assert self._corpus is not None
-        if not plan.is_chain:
-            return grow_on_host(request, plan, places, self._corpus.children)
-        return Draft.chain(self._corpus.chain(places, plan.num_tokens, request.stop_token_ids))

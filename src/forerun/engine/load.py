@@ -33,7 +33,6 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import Placement, RunConfig
-from forerun.models.tokenizer import tokenizer_id
 from forerun.options import Text, check
 
 if TYPE_CHECKING:
@@ -121,7 +120,6 @@ def _assembled(
         options=config.options,
         load_draft_model=pair.load_draft,
         encode=tokenizer and partial(tokenizer.encode, add_special_tokens=False),
-        tokenizer_id=partial(tokenizer_id, tokenizer),
         tree_slots=tree_slots,
         translation=pair.translation(tokenizer),
         head=pair.head,

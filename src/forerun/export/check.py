@@ -23,7 +23,6 @@ from forerun.export.findings import (
 )
 from forerun.export.head import MEDUSA, PublishedHead, Target
 from forerun.export.head_rules import RULES
-from forerun.export.layouts import VerifierModel
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
 from forerun.models import Checkpoint, Placement
 
@@ -105,19 +104,6 @@ class HeadAndTarget:
     def load(self, placement: Placement) -> CausalLM:
         """Load the target."""
         return self.checkpoint.load(self.checkpoint.run_config(placement))
-
-    def verifier(self, model: CausalLM, name: str | None) -> VerifierModel:
-        """The target in the form that exports need.
-
-        Args:
-            model: the target.
-            name: id on the hub; None for the id or directory that the target was loaded from.
-        """
-        location = self.checkpoint.location
-        if name is None and location.file is None:
-            name = location.hub_id or str(location.directory)
-        architectures = getattr(self.checkpoint.config, "architectures", None) or ()
-        return VerifierModel(name, tuple(architectures), model)
 
     def examine(self, engines: Sequence[str], model: CausalLM | None) -> Examination:
         """Check the head, and run it as each engine reads it.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from forerun.errors import ConfigError, UnknownNameError
+from functools import partial
 
 VLLM, SGLANG, LLAMA_CPP = "vllm", "sglang", "llama.cpp"
 EVERY = "all"
@@ -51,42 +50,18 @@ Engines = str | Sequence[str]
 """One engine, or several; `{engine}` in a problem stands for the title of each."""
 
 
-def error(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
-    """Findings of severity `ERROR`, one for each engine."""
-    return _each(Severity.ERROR, engines, trap, problem, remedy)
-
-
-def wrong(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
-    """Findings of severity `WRONG`, one for each engine."""
-    return _each(Severity.WRONG, engines, trap, problem, remedy)
-
-
-def note(engines: Engines, trap: str, problem: str, remedy: str) -> Iterator[Finding]:
-    """Findings of severity `NOTE`, one for each engine."""
-    return _each(Severity.NOTE, engines, trap, problem, remedy)
-
-
-def _each(severity: Severity, engines: Engines, *parts: str) -> Iterator[Finding]:
-    trap, problem, remedy = parts
+def _findings(
+    severity: Severity, engines: Engines, trap: str, problem: str, remedy: str
+) -> Iterator[Finding]:
+    """Findings of one severity, one for each engine."""
     for engine in (engines,) if isinstance(engines, str) else engines:
         named = problem.replace("{engine}", TITLES.get(engine, engine))
         yield Finding(severity, engine, trap, named, remedy)
 
 
-def engines_named(text: str) -> tuple[str, ...]:
-    """Engines named in a list such as `vllm,sglang`, in the order of `VERSIONS`.
-
-    Raises:
-        UnknownNameError: for an engine that the checks do not know.
-        ConfigError: for an empty list.
-    """
-    names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in VERSIONS:
-            raise UnknownNameError("engine", name, VERSIONS)
-    if not names:
-        raise ConfigError(f"no engine is named; give a list of {', '.join(VERSIONS)}.")
-    return tuple(engine for engine in VERSIONS if engine in names)
+error = partial(_findings, Severity.ERROR)
+wrong = partial(_findings, Severity.WRONG)
+note = partial(_findings, Severity.NOTE)
 
 
 def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Finding]:

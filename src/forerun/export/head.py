@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.engine.chat import ChatTemplate
-from forerun.errors import ForerunError, UnsupportedModelError, shown
+from forerun.errors import UnsupportedModelError, shown
 from forerun.heads import HEADS, kind_of
 from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import Eagle3Config, default_layers, tensor_name
@@ -24,14 +23,6 @@ EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
 CONFIG = "config.json"
 AUX = "eagle_aux_hidden_state_layer_ids"
 
-WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "medusa_lm_head.safetensors",
-    "medusa_lm_head.pt",
-)
-"""Weight files, in the order in which engines look for them."""
-
 # Keys without which the shapes of a head are the same; what they say is a matter of the rules.
 _SHAPELESS = {"hidden_act", "rope_parameters", "rope_scaling", "rope_theta"}
 # Number of rows or columns of the target's matrices that are compared with a head's, to find copies.
@@ -41,12 +32,10 @@ _COPY = 1e-2
 
 @dataclass(frozen=True)
 class Target:
-    """Sizes and conventions of a target, read from its config and tokenizer alone.
+    """Sizes and conventions of a target, read from its config alone.
 
     Attributes:
         rope: rotary embedding in transformers' format; empty for a model without one.
-        template_hash: SHA-256 of the chat template; None without one.
-        end_tokens: tokens that end a text.
     """
 
     name: str
@@ -55,8 +44,6 @@ class Target:
     num_layers: int
     max_context: int
     rope: Mapping[str, Any] = field(default_factory=dict)
-    template_hash: str | None = None
-    end_tokens: frozenset[int] = frozenset()
 
     @property
     def default_layers(self) -> tuple[int, ...]:
@@ -74,17 +61,7 @@ class Target:
             num_layers=summary.num_layers,
             max_context=summary.max_context,
             rope=dict(rope) if isinstance(rope, Mapping) else {},
-            template_hash=_template_hash(checkpoint),
-            end_tokens=checkpoint.eos_token_ids,
         )
-
-
-def _template_hash(checkpoint: Checkpoint) -> str | None:
-    try:
-        template = ChatTemplate.of(checkpoint.tokenizer)
-    except ForerunError:  # A target without a tokenizer has no template either.
-        return None
-    return None if template is None else template.sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +73,6 @@ class PublishedHead:
         config: content of config.json.
         tensors: tensors by published name, as stored.
         record: content of forerun.json; empty for a head that forerun did not train.
-        weight_files: names of all files with weights; engines read the first.
         in_few_bits: True if matrices are stored as codes with scales.
     """
 
@@ -104,7 +80,6 @@ class PublishedHead:
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     record: Mapping[str, Any] = field(default_factory=dict)
-    weight_files: tuple[str, ...] = ()
     in_few_bits: bool = False
 
     @classmethod
@@ -115,9 +90,7 @@ class PublishedHead:
             CheckpointError: for missing or broken files, and for weights that are not numbers.
         """
         files = HeadFiles.open(name)
-        tensors = files.tensors
-        stored = tuple(file for file in WEIGHTS if (files.directory / file).is_file())
-        return cls(files.name, files.config, tensors, files.own, stored, files.in_few_bits)
+        return cls(files.name, files.config, files.tensors, files.own, files.in_few_bits)
 
     @cached_property
     def kind(self) -> str:

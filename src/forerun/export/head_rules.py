@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from forerun.export.findings import (
     EVERY,
     LLAMA_CPP,
@@ -28,12 +26,11 @@ from forerun.export.rules import (
     common_rules,
     format_rules,
     layer_id_rules,
-    shape_rules,
     size_rules,
     value_rules,
 )
 from forerun.heads.config import layer_ids
-from forerun.heads.layers import Shapes
+from forerun.heads.files import flaws
 from forerun.heads.medusa import MedusaConfig, tensor_name
 
 _SPECULATORS = {"Eagle3Speculator", "Eagle3DraftModel"}
@@ -72,12 +69,6 @@ def _flag_rules(head: PublishedHead) -> Iterator[Finding]:
         problem = "llama.cpp has no norm for each fused feature (fc_norm, EAGLE-3.1)"
         remedy = "train without fc_norm, or do not serve the head there"
         yield from error(LLAMA_CPP, "fc_norm", problem, remedy)
-        if head.config.get("norm_before_fc") or inner.get("norm_before_fc"):
-            problem = "norm_before_fc and fc_norm exclude each other"
-            yield from error(VLLM, "fc_norm", problem, "set one of them to false")
-    if inner.get("use_aux_hidden_state") is False:
-        problem = "eagle_config.use_aux_hidden_state is false, so vLLM builds no fc"
-        yield from error(VLLM, "use_aux_hidden_state", problem, "write true")
     if "norm_before_residual" not in head.config:
         problem = (
             "norm_before_residual is not named: in the format of speculators vLLM takes true for it, "
@@ -85,10 +76,6 @@ def _flag_rules(head: PublishedHead) -> Iterator[Finding]:
         )
         found = wrong if head.wrapped else note
         yield from found(EVERY, "norm_before_residual", problem, "write it into config.json")
-    if head.config.get("target_hidden_size", 0) is None and not head.wrapped:
-        problem = "target_hidden_size is null, which SGLang multiplies"
-        remedy = "leave it out, or write the target's"
-        yield from error(SGLANG, "target_hidden_size", problem, remedy)
 
 
 def _eagle3_layer_rules(head: PublishedHead) -> Iterator[Finding]:
@@ -195,17 +182,12 @@ def _markov_rules(head: PublishedHead) -> Iterator[Finding]:
 def _confidence_rules(head: PublishedHead) -> Iterator[Finding]:
     stored, trap = head.weights.get(_CONFIDENCE), "enable_confidence_head"
     enabled, rank = head.config.get(trap), head.dspark.markov_rank
-    if enabled is None:
-        problem = f"{trap} is not named: vLLM takes false for it, SGLang true"
-        yield from note(EVERY, trap, problem, "write it into config.json")
     if stored is None:
         if enabled is not False:
             problem = "SGLang takes the confidence head for enabled, but its weights are missing"
             yield from error(SGLANG, trap, problem, f"write {trap}=false, or save the weights")
         return
     if enabled is False:
-        problem = f"{trap} is false, but its weights are there: they go unused"
-        yield from note(EVERY, trap, problem, "leave them out, or write true")
         return
     if "confidence_head.proj.bias" not in head.weights:
         problem = "confidence_head.proj.bias is missing"
@@ -224,15 +206,12 @@ def _confidence_rules(head: PublishedHead) -> Iterator[Finding]:
 def _dspark_vocabulary_rules(head: PublishedHead) -> Iterator[Finding]:
     if head.dspark.draft_vocab_size < head.dspark.layers.vocab_size:
         problem = "SGLang has no reduced draft vocabulary for DSpark"
-        remedy = "export it with `forerun export --to dspark`"
+        remedy = "write a copy with `forerun export`"
         yield from error(SGLANG, "draft_vocab_size", problem, remedy)
         if "lm_head.weight" not in head.weights:
             problem = "the draft vocabulary is reduced, but lm_head.weight is missing"
             remedy = "save its rows of the target's head"
             yield from error((VLLM, LLAMA_CPP), "lm_head", problem, remedy)
-    if head.config.get("tie_word_embeddings"):
-        remedy = "write false; the target's head is taken"
-        yield from note(EVERY, "tie_word_embeddings", "tie_word_embeddings is true", remedy)
 
 
 def _mask_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
@@ -250,19 +229,13 @@ def _mask_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
         problem = f"mask_token_id {mask!r} is no token of the target, which has {target.vocab_size}"
         remedy = "write an unused id below the target's vocabulary"
         yield from error(EVERY, "mask_token_id", problem, remedy)
-    elif mask in target.end_tokens:
-        problem = f"mask_token_id {mask} ends texts of the target"
-        yield from note(EVERY, "mask_token_id", problem, "train with an id that texts do not hold")
 
 
 def _dspark_layer_rules(head: PublishedHead) -> Iterator[Finding]:
     kinds = head.layers.get("layer_types")
     if isinstance(kinds, list) and len(set(map(str, kinds))) > 1:
-        problem = (
-            "layer_types differ, which vLLM runs on its newer runner alone, llama.cpp not at all"
-        )
+        problem = "layer_types differ, which llama.cpp does not run"
         yield from error(LLAMA_CPP, "layer_types", problem, "train with full attention")
-        yield from note(VLLM, "layer_types", problem, "train with full attention")
     if head.layers.get("attention_bias"):
         problem = "attention_bias is true, but llama.cpp has no such bias"
         yield from error(LLAMA_CPP, "bias", problem, "train without it")
@@ -306,28 +279,15 @@ def medusa_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     """
     problem, remedy = "{engine} has no Medusa heads", "train EAGLE-3 or DSpark for it"
     yield from error((SGLANG, LLAMA_CPP), "method", problem, remedy)
-    weights = {tensor_name(name): tensor for name, tensor in head.tensors.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    shapes = {tensor_name(name): tuple(tensor.shape) for name, tensor in head.tensors.items()}
     config = MedusaConfig.read(head.config, shapes, target.vocab_size, CONFIG)
     yield from size_rules(target, config.hidden_size, config.vocab_size)
-    yield from _medusa_shape_rules(config, shapes)
-    yield from _layout_rules(head)
-    yield from _alias_rules(weights, config)
-    yield from value_rules(head)
-
-
-def _medusa_shape_rules(config: MedusaConfig, shapes: Shapes) -> Iterator[Finding]:
     rows = config.vocab_size if (config.vocab_size, config.hidden_size) in shapes.values() else None
-    required, optional = config.shapes(rows), config.optional(rows)
-    yield from shape_rules(shapes, {**required, **optional})
-    for name in sorted(required.keys() - shapes.keys()):
-        yield from error(EVERY, "missing_tensor", f"{name} is missing", "save it with the heads")
-    for name in sorted(shapes.keys() - required.keys() - optional.keys()):
-        problem = (
-            f"{name} belongs to none of {config.num_heads} heads of {config.num_layers} layers"
-        )
-        remedy = "correct the numbers of heads and layers, or leave it out"
-        yield from error(EVERY, "unused_tensor", problem, remedy)
+    for trap, flaw in flaws(shapes, config.shapes(rows), config.optional(rows)):
+        remedy = "save it again, or correct the numbers of heads and layers"
+        yield from error(EVERY, trap, f"the file {flaw}", remedy)
+    yield from _layout_rules(head)
+    yield from value_rules(head)
 
 
 def _layout_rules(head: PublishedHead) -> Iterator[Finding]:
@@ -335,18 +295,6 @@ def _layout_rules(head: PublishedHead) -> Iterator[Finding]:
     if not named or "MedusaModel" not in head.architectures:
         problem = "the heads are not in vLLM's layout (MedusaModel, blocks.0.layers.0.weight)"
         yield from error(VLLM, "layout", problem, "rename the tensors and write its config")
-
-
-def _alias_rules(weights: dict[str, torch.Tensor], config: MedusaConfig) -> Iterator[Finding]:
-    """Find heads whose layers are one layer repeated, as made by `[ResBlock] * n`."""
-    for index, names in enumerate(config.block_names()):
-        stored = [weights[name] for name in names if name in weights]
-        if len(stored) > 1 and all(torch.equal(stored[0], block) for block in stored[1:]):
-            problem = f"the {len(stored)} layers of head {index} are one layer that runs as often"
-            yield from note(
-                EVERY, "aliased_layers", problem, "train with layers of their own, or with one"
-            )
-            return
 
 
 RULES: Mapping[str, Callable[[PublishedHead, Target], Iterator[Finding]]] = {

@@ -1,4 +1,4 @@
-"""Layouts that a head is exported in: two that every engine loads, and that of speculators.
+"""Layouts that a head is exported in, one a kind of head, which every engine loads.
 
 Optional settings are written out, because engines disagree about defaults. Settings that have two dialects
 are written in both. The replay runs a head through the same layouts, with each engine's reading of it.
@@ -6,15 +6,13 @@ are written in both. The replay runs a head through the same layouts, with each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.errors import UnsupportedModelError
 from forerun.export.head import AUX, PublishedHead, Target
 from forerun.export.readings import (
     DSparkReading,
@@ -28,39 +26,7 @@ from forerun.heads.eagle3 import FLAGS
 from forerun.heads.layers import borrowed_rows
 from forerun.models.architecture import Architecture
 
-SPECULATORS = "speculators"
-SPECULATORS_VERSION = "0.9.0"
-
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class VerifierModel:
-    """A target, as exports name it and borrow from it.
-
-    Args:
-        name: id on the hub, or directory; None for a file, which has neither.
-        architectures: architectures in the target's config.
-        model: the target, whose embedding and output rows are copied.
-    """
-
-    name: str | None
-    architectures: tuple[str, ...]
-    model: CausalLM
-
-    def lm_head(self, ids: Tensor) -> Tensor:
-        """Rows of the target's output head, [m, H], found by running unit vectors through it.
-
-        Raises:
-            UnsupportedModelError: for a head that is more than one product.
-        """
-        rows = borrowed_rows(self.model, ids)
-        if rows is None:
-            raise UnsupportedModelError(
-                f"the output head of {self.model.name} caps its logits or has a bias, which no head can "
-                "hold; the export would draft otherwise."
-            )
-        return rows.float().cpu()
 
 
 def whole_embedding(model: CausalLM) -> Tensor:
@@ -106,29 +72,54 @@ def eagle3_config(head: PublishedHead, target: Target, reading: Eagle3Reading) -
 
 def dspark_config(head: PublishedHead, target: Target, reading: DSparkReading) -> dict[str, Any]:
     """Config of a DSpark head under a reading, in DeepSpec's own layout."""
+    config = head.dspark
     return {
         "architectures": ["Qwen3DSparkModel"],
-        **_layers_config(head, head.dspark.layers, "qwen3", reading),
+        **_layers_config(head, config.layers, "qwen3", reading),
         "tie_word_embeddings": False,
         "num_target_layers": target.num_layers,
         "target_layer_ids": [layer - 1 for layer in reading.hidden_layers],
-        **_block_config(head, reading),
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": reading.sample_from_anchor,
+        "markov_rank": config.markov_rank,
+        "markov_head_type": head.config.get("markov_head_type", "vanilla"),
+        "enable_confidence_head": "confidence_head.proj.weight" in head.weights,
+        "confidence_head_with_markov": config.confidence == "markov",
+        **({"dflash_config": {"causal": True}} if reading.causal else {}),
+        # DeepSpec's class requires it, but it matters in training alone.
+        "num_anchors": head.config.get("num_anchors", 512),
     }
 
 
-def eagle3_layout(head: PublishedHead, target: Target, verifier: VerifierModel) -> Parts:
-    """Config and tensors in SpecForge's layout."""
-    reading = reading_of(head, target)
+def eagle3_layout(head: PublishedHead, target: Target, model: CausalLM) -> Parts:
+    """Config and tensors in SpecForge's layout, with offsets in d2t and a mask of the target's tokens in t2d.
+
+    The output head is the target's if the head has none.
+
+    Raises:
+        UnsupportedModelError: for a target whose output head is more than one product.
+    """
+    reading, (drafted, vocab_size) = reading_of(head, target), draft_vocab_sizes(head)
     assert isinstance(reading, Eagle3Reading)
-    tensors = _with_vocabulary(head, reading.draft_ids, verifier)
-    config = eagle3_config(head, target, reading)
-    config["draft_vocab_size"] = len(tensors["d2t"])
-    return config, {
-        name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()
-    }
+    chosen = target_ids(head, reading.draft_ids, drafted)
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[chosen] = True
+    tensors = {**head.weights, "d2t": chosen - torch.arange(len(chosen)), "t2d": mask}
+    if "lm_head.weight" not in tensors:
+        rows = borrowed_rows(model, chosen)
+        if rows is None:
+            raise UnsupportedModelError(
+                f"the output head of {model.name} caps its logits or has a bias, which no head can hold; "
+                "the export would draft otherwise."
+            )
+        tensors["lm_head.weight"] = rows.cpu().to(tensors["fc.weight"].dtype)
+    config = {**eagle3_config(head, target, reading), "draft_vocab_size": len(chosen)}
+    renamed = {name.replace("layers.0.", "midlayer."): part for name, part in tensors.items()}
+    return config, renamed
 
 
-def dspark_layout(head: PublishedHead, target: Target, _: VerifierModel) -> Parts:
+def dspark_layout(head: PublishedHead, target: Target, _: CausalLM) -> Parts:
     """Config and tensors in DeepSpec's own layout, over the target's whole vocabulary.
 
     The Markov head has no bias for tokens outside a reduced draft vocabulary.
@@ -150,71 +141,6 @@ def dspark_layout(head: PublishedHead, target: Target, _: VerifierModel) -> Part
         rows[target_ids(head, reading.draft_ids, drafted)] = tensors[name]
         tensors[name] = rows
     return dspark_config(head, target, reading), tensors
-
-
-def speculators_layout(head: PublishedHead, target: Target, verifier: VerifierModel) -> Parts:
-    """Config and tensors in the format of speculators.
-
-    Raises:
-        ConfigError: for a target without a name that speculators can load.
-    """
-    if verifier.name is None:
-        raise ConfigError(
-            f"the format of speculators names the target, and {target.name} is a file; give the id of "
-            "its checkpoint on the hub with --verifier."
-        )
-    kind, reading = head.kind, reading_of(head, target)
-    tensors = _with_vocabulary(head, reading.draft_ids, verifier)
-    if isinstance(reading, Eagle3Reading):
-        own: dict[str, Any] = {
-            **{name: getattr(reading, name) for name in FLAGS},
-            AUX: list(reading.hidden_layers),
-            "embed_requires_grad": False,
-        }
-        steps, name = 3, "Eagle3Speculator"
-        layers = _layers_config(head, head.eagle3.layers, "llama", reading)
-        if reading.window is None:
-            del layers["layer_types"]
-    else:
-        own = {
-            **_block_config(head, reading),
-            "aux_hidden_state_layer_ids": list(reading.hidden_layers),
-            "sliding_window_non_causal": True,
-        }
-        steps, name = own["block_size"], "DSparkSpeculator"
-        layers = _layers_config(head, head.dspark.layers, "qwen3", reading)
-    # Without this tensor, speculators claims to use the target's, but reads uninitialized memory.
-    if "embed_tokens.weight" not in tensors:
-        embedding = whole_embedding(verifier.model)
-        tensors["embed_tokens.weight"] = embedding.to(tensors["fc.weight"].dtype)
-    return {
-        "architectures": [name],
-        "speculators_model_type": kind,
-        "speculators_version": SPECULATORS_VERSION,
-        "draft_vocab_size": len(tensors["d2t"]),
-        "tie_word_embeddings": False,
-        **own,
-        "transformer_layer_config": layers,
-        "speculators_config": _method(kind, steps, verifier),
-    }, tensors
-
-
-def _method(kind: str, steps: int, verifier: VerifierModel) -> dict[str, Any]:
-    greedy = {
-        "proposal_type": "greedy",
-        "speculative_tokens": steps,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    return {
-        "algorithm": kind,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [greedy],
-        "verifier": {
-            "name_or_path": verifier.name,
-            "architectures": list(verifier.architectures),
-        },
-    }
 
 
 def _layers_config(
@@ -254,39 +180,3 @@ def _layers_config(
         "torch_dtype": dtype,
         **windows,
     }
-
-
-def _block_config(head: PublishedHead, reading: DSparkReading) -> dict[str, Any]:
-    """Config of a DSpark head's blocks, Markov head and confidence head."""
-    config = head.dspark
-    return {
-        "block_size": config.block_size,
-        "mask_token_id": config.mask_token_id,
-        "sample_from_anchor": reading.sample_from_anchor,
-        "markov_rank": config.markov_rank,
-        "markov_head_type": head.config.get("markov_head_type", "vanilla"),
-        "enable_confidence_head": "confidence_head.proj.weight" in head.weights,
-        "confidence_head_with_markov": config.confidence == "markov",
-        **({"dflash_config": {"causal": True}} if reading.causal else {}),
-        # DeepSpec's class requires it, but it matters in training alone.
-        "num_anchors": head.config.get("num_anchors", 512),
-    }
-
-
-def _with_vocabulary(
-    head: PublishedHead, draft_ids: str, verifier: VerifierModel
-) -> dict[str, Tensor]:
-    """Tensors of a head with an output head and with d2t and t2d.
-
-    The output head is the target's if the head has none. d2t holds offsets, t2d is a mask of the
-    target's tokens.
-    """
-    drafted, vocab_size = draft_vocab_sizes(head)
-    chosen = target_ids(head, draft_ids, drafted)
-    mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[chosen] = True
-    mapping: Mapping[str, Tensor] = {"d2t": chosen - torch.arange(len(chosen)), "t2d": mask}
-    tensors = {**head.weights, **mapping}
-    if "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = verifier.lm_head(chosen).to(tensors["fc.weight"].dtype)
-    return tensors

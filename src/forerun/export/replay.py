@@ -7,8 +7,8 @@ forerun's own module of the head, with the config and tensors that make it compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ TOKENS = 64
 _STEPS = 3
 # Position of a block drafter's first anchor, and distance between anchors, in tokens.
 _FIRST_ANCHOR, _ANCHOR_STEP = 8, 4
-# Largest difference of logits, and least agreement of drafts, that count as rounding.
-_SAME_LOGITS = 1e-2
+# Least agreement of drafts that counts as rounding.
 _SAME_DRAFTS = 0.99
 
 
@@ -94,7 +93,6 @@ class Replay:
         engine: name of the engine.
         loads: True if the engine loads the head.
         agreement: share of drafts that stay the same; None if the head was not run.
-        difference: largest difference of logits; None if they are over different tokens.
         hits: share of drafts after the prompt that equal the target's most likely token.
         trained_hits: the same share for the head as trained.
         verdict: verdict in words.
@@ -103,7 +101,6 @@ class Replay:
     engine: str
     loads: bool
     agreement: float | None
-    difference: float | None
     hits: float | None
     trained_hits: float
     verdict: str
@@ -275,10 +272,7 @@ def replay(
     """
     trained = reading_of(head, target)
 
-    def run(reading: Reading) -> Drafted:
-        return draft(head, target, reading, text)
-
-    reference = run(trained)
+    reference = draft(head, target, trained, text)
     trained_hits = _hits(reference, text)
     results = []
     for engine in engines:
@@ -286,17 +280,18 @@ def replay(
         blocking = [finding for finding in here if finding.severity is Severity.ERROR]
         if blocking:
             verdict = f"does not load in {TITLES[engine]}: {blocking[0].problem}"
-            results.append(Replay(engine, False, None, None, None, trained_hits, verdict))
+            results.append(Replay(engine, False, None, None, trained_hits, verdict))
         elif unset := _unset(head, here):
             # Such an engine computes with uninitialized memory, which cannot be replayed.
             verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
-            results.append(Replay(engine, True, None, None, None, trained_hits, verdict))
+            results.append(Replay(engine, True, None, None, trained_hits, verdict))
         else:
-            drafted = run(reading_of(head, target, engine))
-            agreement, difference = agreement_of(reference, drafted)
-            verdict = _verdict(head, target, engine, agreement, difference, run, reference)
+            read = reading_of(head, target, engine)
+            drafted = draft(head, target, read, text)
+            agreement = agreement_of(reference, drafted)
+            verdict = _verdict(engine, trained, read, agreement)
             hits = _hits(drafted, text)
-            results.append(Replay(engine, True, agreement, difference, hits, trained_hits, verdict))
+            results.append(Replay(engine, True, agreement, hits, trained_hits, verdict))
     return results
 
 
@@ -310,50 +305,21 @@ def _unset(head: PublishedHead, findings: Sequence[Finding]) -> str:
     return ""
 
 
-def _verdict(
-    head: PublishedHead,
-    target: Target,
-    engine: str,
-    agreement: float,
-    difference: float | None,
-    run: Callable[[Reading], Drafted],
-    reference: Drafted,
-) -> str:
+def _verdict(engine: str, trained: Reading, read: Reading, agreement: float) -> str:
     """Verdict on an engine's drafts in words, with the settings that are to blame."""
     title = TITLES[engine]
-    if agreement >= _SAME_DRAFTS and (difference or 0.0) < _SAME_LOGITS:
+    if agreement >= _SAME_DRAFTS:
         return f"loads in {title} and drafts as it was trained"
-    trained, read = reading_of(head, target), reading_of(head, target, engine)
     fields = differing(trained, read)
-    # Agreement if only this field is read as the engine reads it.
-    alone = [
-        agreement_of(reference, run(replace(trained, **{field: getattr(read, field)})))[0]
-        for field in fields
-    ]
-    causes = [field for field, same in zip(fields, alone, strict=True) if same < 1] or fields
-    reasons = ", and ".join(because(field, engine, trained, read) for field in causes)
-    how = "a little off" if agreement >= _SAME_DRAFTS else "badly"
-    return (
-        f"loads in {title} and drafts {how if agreement >= 0.5 else 'rubbish'}, because {reasons}"
-    )
+    reasons = ", and ".join(because(field, engine, trained, read) for field in fields)
+    return f"loads in {title} and drafts {'badly' if agreement >= 0.5 else 'rubbish'}, because {reasons}"
 
 
-def agreement_of(one: Drafted, other: Drafted) -> tuple[float, float | None]:
-    """Share of places with the same drafted token, and the largest difference of logits.
+def agreement_of(one: Drafted, other: Drafted) -> float:
+    """Share of places with the same drafted token, of those that both draft for.
 
-    The difference is None if the logits are over different tokens. Places that only one of the two drafts
-    for do not count.
+    The n-th drafts after each token are compared, so blocks may have different lengths.
     """
-    if not torch.equal(one.follows, other.follows):
-        return _aligned(one, other), None
-    same = (one.tokens == other.tokens).float().mean().item()
-    if one.logits.shape != other.logits.shape:
-        return same, None
-    return same, (one.logits - other.logits).abs().max().item()
-
-
-def _aligned(one: Drafted, other: Drafted) -> float:
-    """Agreement of block drafts of different lengths, comparing the n-th drafts after each token."""
     known = _by_place(one)
     pairs = [(known[place], token) for place, token in _by_place(other).items() if place in known]
     return sum(first == second for first, second in pairs) / max(1, len(pairs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,11 +11,12 @@ from pydantic import Field
 from forerun.engine.model_options import ModelOptions
 from forerun.files import size_text
 from forerun.options import FileName, Text, option, options, part
-from forerun.report.result import DEFECT_FOUND, Result, Sentence
+from forerun.report.result import DEFECT_FOUND, Result
 
 if TYPE_CHECKING:
     from forerun.export.check import Examination
 
+_Engine = Literal["vllm", "sglang", "llama.cpp"]
 _TARGET = "The target; left out, the one that the head names in forerun.json."
 _ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
 
@@ -35,7 +36,7 @@ class CheckRequest:
     )
     model: Text | None = Field(default=None, description=_TARGET)
     place: ModelOptions = part(default=ModelOptions, section="Model", without=_ELSEWHERE)
-    engines: tuple[str, ...] = option(
+    engines: tuple[_Engine, ...] = option(
         default=("vllm", "sglang", "llama.cpp"),
         description="The engines to check for.",
         section="Engines",
@@ -47,29 +48,20 @@ class CheckRequest:
 class ExportRequest:
     """Export a trained head to other engines.
 
-    HEAD is a directory or a hub id. eagle3 and dspark are layouts that vLLM, SGLang and llama.cpp
-    all load; speculators is the format of that library, which vLLM and llama.cpp read. What an
-    engine would not load, or would read otherwise, is refused with the reason. Nothing is written
-    over what is there.
+    HEAD is a directory or a hub id, in any published layout. It is written in the one that vLLM,
+    SGLang and llama.cpp all load. What an engine would not load, or would read otherwise, is refused
+    with the reason. Nothing is written over what is there.
     """
 
     head: Text = option(
-        description="The head, a directory or a hub id.", section="Layout", argument=True
-    )
-    to: Literal["eagle3", "dspark", "speculators"] = option(
-        description="The layout to write: eagle3, dspark or speculators."
+        description="The head, a directory or a hub id.", section="Head", argument=True
     )
     output: FileName = option(description="The directory to write; it must not exist, or be empty.")
-    verifier: Text | None = Field(
-        default=None,
-        description="The target's id on the hub, which speculators names; left out, where it was loaded "
-        "from.",
-    )
     model: Text | None = option(default=None, description=_TARGET, section="Model")
     place: ModelOptions = part(default=ModelOptions, section="Model", without=_ELSEWHERE)
-    engines: tuple[str, ...] = option(
+    engines: tuple[_Engine, ...] = option(
         default=(),
-        description="The engines that must load it; all of the layout's.",
+        description="The engines that must load it; all unless named.",
         section="Engines",
     )
 
@@ -81,13 +73,11 @@ def check(request: CheckRequest) -> Result:
         ForerunError: for a head, a target or an engine that is not known.
     """
     from forerun.export.check import HeadAndTarget
-    from forerun.export.findings import engines_named
 
-    engines = engines_named(",".join(request.engines))
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     placement = request.place.placement
-    found = pair.examine(engines, pair.load(placement) if request.replay else None)
-    content = _content(found, engines)
+    found = pair.examine(request.engines, pair.load(placement) if request.replay else None)
+    content = _content(found, request.engines)
     skipped = content["replay_skipped"]
     return Result(
         content=content,
@@ -98,7 +88,7 @@ def check(request: CheckRequest) -> Result:
     )
 
 
-def _content(found: Examination, engines: tuple[str, ...]) -> dict[str, Any]:
+def _content(found: Examination, engines: Sequence[str]) -> dict[str, Any]:
     from forerun.export.findings import VERSIONS
 
     return {
@@ -136,34 +126,31 @@ def _figures(result: dict[str, Any]) -> str:
 
 
 def export(request: ExportRequest) -> Result:
-    """A head in another layout, written to a directory.
+    """A head in the layout that every engine loads, written to a directory.
 
     Raises:
         ForerunError: for a head that cannot be exported faithfully, or a directory that is in use.
     """
     from forerun.errors import CheckpointError
     from forerun.export.check import HeadAndTarget
-    from forerun.export.export import describe, export_head, write_export
-    from forerun.export.findings import engines_named
+    from forerun.export.export import export_head, write_export
     from forerun.files import read_text
     from forerun.heads.files import CARD
 
-    engines = engines_named(",".join(request.engines)) if request.engines else ()
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     model = pair.load(request.place.placement)
     lean, _ = pair.head.without_copies(model)
-    verifier = pair.verifier(model, request.verifier)
-    result = export_head(lean, pair.target, request.to, verifier, engines)
+    result = export_head(lean, pair.target, model, request.engines)
     card = Path(request.head) / CARD
     about = read_text(card, "card", CheckpointError) if card.is_file() else ""
-    write_export(result, Path(request.output), request.to, about)
+    write_export(result, Path(request.output), about)
+    size = result.bytes_of(result.weights)
     content = {
         "head": request.head,
         "model": pair.target.name,
-        "layout": request.to,
+        "layout": result.kind,
         "output": request.output,
-        **describe(result, request.to),
+        "weight_bytes": size,
     }
-    text = f"{content['output']}: {size_text(content['weight_bytes'])} of weights"
-    read = [f"{name} reads {size_text(n)} of them" for name, n in content["bytes_read"].items()]
-    return Result(content=content, answers=[Sentence(text, read)], device=model.device)
+    answer = f"{request.output}: {size_text(size)} of weights, in the layout {result.kind}"
+    return Result(content=content, answers=[answer], device=model.device)

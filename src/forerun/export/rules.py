@@ -21,6 +21,7 @@ from forerun.export.findings import (
 )
 from forerun.export.head import PublishedHead, Target
 from forerun.export.readings import draft_vocab_sizes, looks_absolute, rope_of, same_rope
+from forerun.heads.files import flaws
 from forerun.heads.layers import Shapes
 
 _TYPES = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
@@ -31,7 +32,7 @@ _SPECULATORS = {"Eagle3Speculator", "Eagle3DraftModel", "DSparkSpeculator"}
 def common_rules(
     head: PublishedHead, target: Target, required: Shapes, allowed: Shapes
 ) -> Iterator[Finding]:
-    """Find what is wrong with the tensors, target, rotary embedding and context of a head.
+    """Find what is wrong with the tensors, target and rotary embedding of a head.
 
     Args:
         required: shapes of the tensors that the config calls for.
@@ -41,38 +42,23 @@ def common_rules(
     yield from _tensor_rules(head, required, allowed)
     yield from value_rules(head)
     yield from _vocabulary_rules(head)
-    yield from _rope_rules(head, target)
-    most = head.layers.get("max_position_embeddings")
-    if type(most) is int and most < target.max_context:
-        problem = (
-            f"max_position_embeddings is {most}, but the target's texts go to {target.max_context}; vLLM "
-            "raises it, SGLang does not"
-        )
-        yield from note(SGLANG, "max_position_embeddings", problem, "write the target's")
+    yield from _rope_rules(head)
 
 
 def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Iterator[Finding]:
     stored = {name: tuple(tensor.shape) for name, tensor in head.weights.items()}
-    yield from shape_rules(stored, {**required, **allowed})
-    for name in sorted(required.keys() - head.weights.keys() - {"d2t"}):
-        remedy, kept = "save it with the head", "and SGLang keeps what memory held without a word"
-        yield from error((VLLM, LLAMA_CPP), "missing_tensor", f"{name} is missing", remedy)
-        yield from wrong(SGLANG, "missing_tensor", f"{name} is missing, {kept}", remedy)
-    for name in sorted(head.weights.keys() - required.keys() - allowed.keys() - {"d2t", "t2d"}):
-        remedy = "leave it out, or set the flag that it belongs to"
-        problem = f"{name} belongs to no part that {{engine}} builds, which"
-        yield from error((VLLM, LLAMA_CPP), "unused_tensor", f"{problem} it refuses", remedy)
-        yield from note(SGLANG, "unused_tensor", f"{problem} skips it without a word", remedy)
-
-
-def shape_rules(stored: Shapes, wanted: Shapes) -> Iterator[Finding]:
-    """Check the shapes of the tensors that a head has."""
-    for name, shape in wanted.items():
-        if stored.get(name, shape) != shape:
-            problem = (
-                f"{name} has the shape {list(stored[name])}, but the config implies {list(shape)}"
-            )
-            yield from error(EVERY, "shape", problem, f"correct the config, or save {name} again")
+    needed = {name: shape for name, shape in required.items() if name != "d2t"}
+    for trap, flaw in flaws(stored, needed, allowed, ("d2t", "t2d")):
+        problem, remedy = f"the head {flaw}", "save it again, or correct the config"
+        if trap == "shape":
+            yield from error(EVERY, trap, problem, remedy)
+            continue
+        yield from error((VLLM, LLAMA_CPP), trap, problem, remedy)
+        if trap == "missing_tensor":
+            kept = f"{problem}, and SGLang keeps what memory held without a word"
+            yield from wrong(SGLANG, trap, kept, remedy)
+        else:
+            yield from note(SGLANG, trap, f"{problem}, and SGLang skips it without a word", remedy)
 
 
 def size_rules(target: Target, hidden_size: Any, vocab_size: int) -> Iterator[Finding]:
@@ -88,32 +74,16 @@ def size_rules(target: Target, hidden_size: Any, vocab_size: int) -> Iterator[Fi
 
 
 def value_rules(head: PublishedHead) -> Iterator[Finding]:
-    """Check the types of tensors, and find files that engines do not read."""
+    """Check the types of tensors."""
     if head.in_few_bits:
         problem = "its matrices are stored in 8 or 4 bits with scales, as forerun alone reads them"
         yield from error(tuple(TITLES), "few bits", problem, "write a copy with `forerun export`")
-    types = set()
     for name, tensor in head.weights.items():
-        if tensor.dtype in _TYPES:
-            types.add(tensor.dtype)
-        elif name not in ("d2t", "t2d") or tensor.dtype not in _SMALL:
-            problem = f"{name} is stored as {_type(tensor.dtype)}"
-            yield from error(
-                EVERY, "dtype", problem, "store weights as bfloat16 or float32, d2t as int64"
-            )
-    stated = head.layers.get("dtype") or head.layers.get("torch_dtype")
-    kinds = sorted(map(_type, types))
-    if stated and types and _type(stated) not in kinds:
-        problem = f"config.json says dtype {stated}, but the tensors are {', '.join(kinds)}"
-        yield from note(EVERY, "dtype", problem, "write the dtype of the tensors")
-    if len(head.weight_files) > 1:
-        others = ", ".join(head.weight_files[1:])
-        problem = f"engines read {head.weight_files[0]} and leave {others} unread"
-        yield from note(EVERY, "weight_files", problem, "remove the others")
-
-
-def _type(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
+        allowed = _TYPES | (_SMALL if name in ("d2t", "t2d") else set())
+        if tensor.dtype not in allowed:
+            problem = f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}"
+            remedy = "store weights as bfloat16 or float32, d2t as int64"
+            yield from error(EVERY, "dtype", problem, remedy)
 
 
 def _vocabulary_rules(head: PublishedHead) -> Iterator[Finding]:
@@ -155,9 +125,8 @@ def _mapping_rules(head: PublishedHead, d2t: torch.Tensor, vocab_size: int) -> I
         yield from error(LLAMA_CPP, "d2t", problem, remedy)
     t2d = head.weights.get("t2d")
     if t2d is None:
-        problem = "there is no t2d, which speculators and SpecForge need to train on"
-        yield from note(EVERY, "t2d", problem, "save which target tokens the draft vocabulary has")
-    elif tuple(t2d.shape) != (vocab_size,):
+        return
+    if tuple(t2d.shape) != (vocab_size,):
         problem = f"t2d has the shape {list(t2d.shape)}, but the target has {vocab_size} tokens"
         yield from error(EVERY, "t2d", problem, "write one boolean for each token of the target")
     elif not torch.equal(t2d.bool().nonzero().flatten(), target_ids.sort().values):
@@ -175,16 +144,10 @@ def _target_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
             "the head's hidden size is not the target's, so it cannot read the target's embedding"
         )
         yield from error(EVERY, "hidden_size", problem, "save embed_tokens.weight with the head")
-    recorded = head.record.get("target")
-    trained_for = recorded.get("chat_template") if isinstance(recorded, Mapping) else None
-    if trained_for and target.template_hash and trained_for != target.template_hash:
-        problem = "the head was trained with another chat template than the target now has"
-        remedy = "measure it, and train again if it drafts less"
-        yield from note(EVERY, "chat_template", problem, remedy)
 
 
-def _rope_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """Check the rotary embedding: both dialects of the config, and agreement with the target's."""
+def _rope_rules(head: PublishedHead) -> Iterator[Finding]:
+    """Check that both dialects of the rotary embedding agree."""
     layers, rope = head.layers, rope_of(head)
     newer, older = layers.get("rope_parameters"), layers.get("rope_scaling")
     theta = layers.get("rope_theta")
@@ -197,16 +160,6 @@ def _rope_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
                 "rope_parameters and the older rope_theta and rope_scaling contradict each other"
             )
             yield from wrong(EVERY, "rope", problem, "write the same in both")
-    if theta is None and not isinstance(older, Mapping) and not isinstance(newer, Mapping):
-        return  # Then the readings differ, unless the target's theta is the default.
-    if target.rope and not same_rope(rope, target.rope):
-        problem = f"the rotary embedding is {_short(rope)}, the target's {_short(target.rope)}"
-        yield from note(EVERY, "rope", problem, "check that the head was trained with its own")
-
-
-def _short(rope: Mapping[str, object]) -> str:
-    kind, theta = rope.get("rope_type", "default"), rope.get("rope_theta")
-    return f"{kind} with theta {theta:g}" if isinstance(theta, (int, float)) else str(kind)
 
 
 def format_rules(
@@ -230,7 +183,7 @@ def format_rules(
             )
     if head.wrapped:
         problem = "the config is in the format of speculators, which SGLang does not read"
-        remedy = f"export it with `forerun export --to {head.kind}`"
+        remedy = "write a copy with `forerun export`"
         yield from error(SGLANG, "speculators_format", problem, remedy)
         yield from _wrapper_rules(head)
     elif not head.config.get("model_type"):
@@ -245,20 +198,11 @@ def _wrapper_rules(head: PublishedHead) -> Iterator[Finding]:
         yield from error(
             EVERY, "speculators_format", problem, "write the config of the layers there"
         )
-    if "embed_tokens.weight" not in head.weights:
-        problem = "there is no embed_tokens.weight, and speculators 0.9 may read uninitialized memory for it"
-        yield from note(EVERY, "embed_tokens", problem, "save the target's embedding with the head")
     outer = head.nested("speculators_config")
     verifier: Any = outer.get("verifier")
     if not isinstance(verifier, dict) or not isinstance(outer.get("proposal_methods"), list):
         problem = "speculators_config names no verifier or no proposal_methods"
         yield from error(VLLM, "speculators_format", problem, "write both")
-        return
-    path = verifier.get("name_or_path")
-    if not isinstance(path, str) or path.startswith(("/", ".", "~")):
-        problem = "the verifier is no id of the hub, so `vllm serve` of this directory fails"
-        remedy = "serve the target with --speculative-config, or write its id"
-        yield from note(VLLM, "verifier", problem, remedy)
 
 
 def layer_id_rules(where: str, named: Any, bounds: tuple[int, int]) -> Iterator[Finding]:

@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from forerun.contracts import CausalLM
 from forerun.errors import CheckpointError, IncompatibleDraftError, UnsupportedModelError, shown
 from forerun.files import atomic_path, is_regular, printable, reason
 from forerun.heads import CONFIG, kind_of
-from forerun.heads.few_bits import SCALES, dequantized
 from forerun.interrupts import never_lost
 from forerun.models.config import one_line, read_object
 from forerun.models.hub import Location, locate
@@ -32,9 +30,11 @@ OWN = "forerun.json"
 """Name of the optional file that forerun adds to a published layout: recipe, target, figures."""
 BY_RANK = "acceptance_by_rank"
 """Key in `forerun.json` of acceptance by depth and rank, for the shapes of sampled trees."""
-CALIBRATION = "confidence_calibration"
-"""Key in `forerun.json` of the scale and bias of a head's confidence, by position."""
 CARD = "README.md"
+SCALES = "_scale"
+"""Suffix of the names of scales, one per row and group of columns of a matrix in 8 or 4 bits."""
+ZERO = 8
+"""Code of 0 in 4 bits."""
 # Other file names of a whole head; the first that exists is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -103,50 +103,17 @@ class HeadFiles:
         Raises:
             CheckpointError: for anything but probabilities.
         """
-        return self._table(
-            BY_RANK,
-            lambda line: bool(line) and all(0 <= share <= 1 for share in line),
-            "lines of as many numbers from 0 to 1, one line for each depth",
-        )
-
-    @property
-    def calibration(self) -> tuple[tuple[float, ...], ...] | None:
-        """Scale and bias of the head's acceptance logits, by position, from `forerun.json`.
-
-        None if the file does not have them.
-
-        Raises:
-            CheckpointError: for other values.
-        """
-        return self._table(
-            CALIBRATION,
-            lambda line: len(line) == 2 and line[0] >= 0,
-            "a scale, not negative, and a bias for each position",
-        )
-
-    def _table(
-        self, key: str, fits: Callable[[Sequence[float]], bool], wanted: str
-    ) -> tuple[tuple[float, ...], ...] | None:
-        """Lines of equally many numbers, from the file that forerun adds; None if the key is missing.
-
-        Args:
-            key: key of the lines.
-            fits: returns True for a valid line.
-            wanted: description of valid lines, for the message.
-
-        Raises:
-            CheckpointError: for other values.
-        """
-        table = self.own.get(key)
+        table = self.own.get(BY_RANK)
         if table is None:
             return None
         lines = table if isinstance(table, list) else [table]
-        lists = all(isinstance(line, list) for line in lines)
-        numbers = lists and all(_is_number(value) for line in lines for value in line)
-        if not numbers or len({len(line) for line in lines}) != 1 or not all(map(fits, lines)):
+        shares = all(
+            isinstance(line, list) and line and all(map(_is_share, line)) for line in lines
+        )
+        if not shares or len({len(line) for line in lines}) != 1:
             raise CheckpointError(
-                f"{self.name}: {key} of {OWN} is {shown(table)}; it must hold {wanted}. Leave it out, or "
-                "train the head again."
+                f"{self.name}: {BY_RANK} of {OWN} is {shown(table)}; it must hold lines of as many numbers "
+                "from 0 to 1, one line for each depth. Leave it out, or train the head again."
             )
         return tuple(tuple(map(float, line)) for line in lines)
 
@@ -159,7 +126,7 @@ class HeadFiles:
             CheckpointError: for weights that are missing, corrupt, or not finite.
         """
         directory = self.location.with_weights(_PATTERNS).directory
-        tensors = dequantized(directory, _read(directory))
+        tensors = _dequantized(directory, _read(directory))
         for key, tensor in tensors.items():
             _check_numbers(directory, key, tensor)
         return tensors
@@ -226,26 +193,37 @@ class HeadFiles:
         """
         names = renamed or {}
         stored = {names.get(key, key): tensor for key, tensor in self.tensors.items()}
-        wanted = {**required, **(optional or {})}
-        for key, shape in wanted.items():
-            if key not in stored and key in required:
-                raise CheckpointError(
-                    f"{self.name} lacks {key} of shape {list(shape)}; it is no head of this kind, or "
-                    "incomplete: give the directory of a complete one."
-                )
-            if key in stored and tuple(stored[key].shape) != shape:
-                raise CheckpointError(
-                    f"{self.name}: {key} has shape {list(stored[key].shape)}, but its {CONFIG} asks for "
-                    f"{list(shape)}; config and weights are of different heads."
-                )
-        unknown = sorted(stored.keys() - wanted.keys() - set(unused))
-        if unknown:
-            more = f" and {len(unknown) - 1} more tensors" if len(unknown) > 1 else ""
+        shapes = {key: tuple(tensor.shape) for key, tensor in stored.items()}
+        for _, flaw in flaws(shapes, required, optional or {}, unused):
             raise CheckpointError(
-                f"{self.name} holds {printable(unknown[0])}{more}, which its {CONFIG} does not describe; "
-                "config and weights are of different heads."
+                f"{self.name} {flaw}; it is incomplete, of another kind, or has the config of another head."
             )
-        return {key: stored[key] for key in wanted if key in stored}
+        return {key: stored[key] for key in (*required, *(optional or ())) if key in stored}
+
+
+def flaws(
+    stored: Mapping[str, tuple[int, ...]],
+    required: Mapping[str, tuple[int, ...]],
+    optional: Mapping[str, tuple[int, ...]],
+    unused: Collection[str] = (),
+) -> Iterator[tuple[str, str]]:
+    """Tensors that are missing, misshapen or not of a layout: the kind of each flaw, and what it is.
+
+    Args:
+        stored, required, optional: shapes by published name.
+        unused: names that are allowed and not read.
+    """
+    wanted = {**required, **optional}
+    for key, shape in wanted.items():
+        if key not in stored and key in required:
+            yield "missing_tensor", f"lacks {key} of shape {list(shape)}"
+        elif stored.get(key, shape) != shape:
+            text = (
+                f"has {key} of shape {list(stored[key])}, and its {CONFIG} asks for {list(shape)}"
+            )
+            yield "shape", text
+    for key in sorted(stored.keys() - wanted.keys() - set(unused)):
+        yield "unused_tensor", f"holds {printable(key)}, which its {CONFIG} does not describe"
 
 
 def open_head(name: str | os.PathLike[str], kind: str, revision: str | None = None) -> HeadFiles:
@@ -353,6 +331,28 @@ def _read(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with matrices in 8 and 4 bits converted to bf16; scales are removed.
+
+    Codes in 8 bits are int8; in 4 bits two share a uint8, the first in the lower half.
+    """
+    for name in [name for name in tensors if name.endswith(SCALES)]:
+        key, scales = name.removesuffix(SCALES), tensors.pop(name)
+        codes = tensors.get(key)
+        if codes is not None and codes.dtype == torch.uint8 and codes.dim() == 2:
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1).to(torch.int8) - ZERO
+        fits = codes is not None and codes.dtype == torch.int8 and codes.dim() == scales.dim() == 2
+        if codes is None or not fits or codes.shape[0] != scales.shape[0] or not scales.numel():
+            raise CheckpointError(f"{directory}: {printable(name)} fits no matrix in 8 or 4 bits.")
+        if codes.shape[1] % scales.shape[1]:
+            raise CheckpointError(
+                f"{directory}: {printable(name)} does not divide {printable(key)}."
+            )
+        groups = codes.float().reshape(*scales.shape, -1)
+        tensors[key] = (groups * scales.float()[..., None]).flatten(1).bfloat16()
+    return tensors
+
+
 def _safe(file: Path) -> dict[str, Tensor]:
     """The tensors of a file of safetensors."""
     try:
@@ -381,8 +381,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     return {str(key): tensor for key, tensor in tensors.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value)
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def _check_numbers(directory: Path, key: str, tensor: Tensor) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from forerun.errors import CheckpointError
 from forerun.files import is_regular, size_text
@@ -49,14 +48,6 @@ def read_tokenizer(directory: Path, config: Any) -> Any:
             f"{directory} has no tokenizer that transformers can read ({one_line(error)}); "
             "it needs tokenizer.json or the files of a slow tokenizer."
         ) from error
-
-
-def tokenizer_id(tokenizer: Any) -> str | None:
-    """Digest of everything a tokenizer of the library tokenizers does to text; None for another kind."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        return None
-    return hashlib.sha256(backend.to_str().encode()).hexdigest()
 
 
 def byte_letters() -> list[str]:

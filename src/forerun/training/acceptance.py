@@ -1,21 +1,13 @@
-"""Expected tokens per round, exactly from the target's and the draft's rows, and confidence beside them."""
+"""Expected tokens per round, exactly from the target's and the draft's rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-# Upper edges, in tokens, of the groups of contexts; one more group lies beyond the last.
-CONTEXTS = (256, 512, 1024)
-# Number of bins of equal width in the expected calibration error.
-BINS = 10
-# Regularization that keeps a correction finite if all tokens, or none, were accepted.
-_RIDGE = 1e-4
 
 
 def expected_length(accepted: Tensor) -> Tensor:
@@ -28,41 +20,27 @@ def expected_length(accepted: Tensor) -> Tensor:
     return 1 + accepted.cumprod(-1).sum(-1)
 
 
-@dataclass(frozen=True)
-class Chains:
-    """Chains of one conversation.
-
-    Args:
-        accepted: acceptance probability of each token, [n, K].
-        contexts: number of tokens before each chain, [n].
-        confidence: logits of the head's confidence, [n, K]; None for a head without confidence.
-    """
-
-    accepted: Tensor
-    contexts: Tensor
-    confidence: Tensor | None = None
+def mean_of(lengths: Mapping[str, float]) -> float:
+    """Mean acceptance length over the categories, with equal weights; 1.0 without categories."""
+    return sum(lengths.values()) / len(lengths) if lengths else 1.0
 
 
 @dataclass
 class AcceptanceTable:
-    """Acceptance by category and temperature; means are taken over all chains added."""
+    """Acceptance by category and temperature; means are taken over all chains added.
 
-    chains: dict[str, list[Chains]] = field(default_factory=lambda: defaultdict(list))
+    Args:
+        chains: acceptance probability of each token of each chain, [n, K], by category.
+    """
+
+    chains: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     _ranks: Tensor | None = None
     _weights: Tensor | None = None
 
-    def add(
-        self,
-        category: str,
-        accepted: Tensor,
-        contexts: Tensor | None = None,
-        confidence: Tensor | None = None,
-    ) -> None:
-        """Add chains of a category; see `Chains` for the arguments."""
+    def add(self, category: str, accepted: Tensor) -> None:
+        """Add the acceptance of chains of a category, [n, K]."""
         if len(accepted):
-            where = contexts if contexts is not None else torch.zeros(len(accepted)).long()
-            own = None if confidence is None else confidence.float().cpu()
-            self.chains[category].append(Chains(accepted.float().cpu(), where.cpu(), own))
+            self.chains[category].append(accepted.float().cpu())
 
     def add_ranks(self, size: int, depths: Tensor, shares: Tensor, weights: Tensor) -> None:
         """Add the acceptance of siblings.
@@ -108,30 +86,8 @@ class AcceptanceTable:
             for category in sorted(self.chains)
         }
 
-    @property
-    def contexts(self) -> Mapping[str, Mapping[str, float]]:
-        """Mean acceptance length by tokens before the draft, over all categories, by temperature."""
-        parts: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
-        for category, chains in self.chains.items():
-            kind = category.rsplit(", ", 1)[-1]
-            for some in chains:
-                edges = torch.bucketize(some.contexts, torch.tensor(CONTEXTS))
-                for edge in sorted(set(edges.tolist())):
-                    parts[kind, edge].append(expected_length(some.accepted[edges == edge]))
-        table: dict[str, dict[str, float]] = {}
-        for (kind, edge), lengths in sorted(parts.items()):
-            mean = float(torch.cat(lengths).mean())
-            table.setdefault(kind, {})[_label(edge)] = round(mean, 4)
-        return table
-
-    @property
-    def mean_length(self) -> float:
-        """Mean acceptance length over the categories, with equal weights; 1.0 without categories."""
-        lengths = self.lengths.values()
-        return sum(lengths) / len(lengths) if lengths else 1.0
-
     def _accepted(self, category: str) -> Tensor:
-        return torch.cat([part.accepted for part in self.chains[category]])
+        return torch.cat(self.chains[category])
 
 
 def sibling_shares(target: Tensor, draft: Tensor, ranks: int, generator: torch.Generator) -> Tensor:
@@ -162,102 +118,3 @@ def sibling_shares(target: Tensor, draft: Tensor, ranks: int, generator: torch.G
         row = row.scatter(1, token, 0.0)
         row = row / row.sum(-1, keepdim=True).clamp(min=1e-30)
     return shares
-
-
-def _label(edge: int) -> str:
-    return f"beyond {CONTEXTS[-1]}" if edge == len(CONTEXTS) else f"to {CONTEXTS[edge]}"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A correction of the logits of each position: `scale * logit + bias`.
-
-    Args:
-        lines: scale (not negative) and bias of each position.
-        before, after: expected calibration error of each position before and after the correction, on
-            conversations that it was not fitted to. The predicted event is that the position is reached
-            and its token accepted.
-    """
-
-    lines: tuple[tuple[float, float], ...]
-    before: tuple[float, ...]
-    after: tuple[float, ...]
-
-    @property
-    def helps(self) -> bool:
-        """True if the correction lowers the sum of the errors."""
-        return sum(self.after) < sum(self.before)
-
-
-def calibrate(chains: Mapping[str, Sequence[Chains]]) -> Calibration | None:
-    """Fit a correction to every other conversation of each category, and measure it on the others.
-
-    Each position is fitted by Platt's scaling to the chains that reach it, weighted by how often they
-    do. The product over a chain then matches the probability of being reached and accepted.
-
-    Args:
-        chains: chains of conversations, by category.
-
-    Returns:
-        The correction; None for fewer than two conversations, or for a head without confidence.
-    """
-    ordered = [part for own in chains.values() for part in own if part.confidence is not None]
-    fitted, judged = (_joined(ordered[begin::2]) for begin in (0, 1))
-    if fitted is None or judged is None:
-        return None
-    logits, accepted = fitted
-    reached = torch.cat((torch.ones(len(accepted), 1), accepted[:, :-1].cumprod(-1)), -1)
-    lines = tuple(
-        _fit(*columns)
-        for columns in zip(logits.unbind(-1), accepted.unbind(-1), reached.unbind(-1), strict=True)
-    )
-    scales, biases = torch.tensor(lines).unbind(-1)
-    logits, accepted = judged
-    return Calibration(lines, errors(logits, accepted), errors(logits * scales + biases, accepted))
-
-
-def errors(logits: Tensor, accepted: Tensor) -> tuple[float, ...]:
-    """Expected calibration error of each position, for being reached and accepted.
-
-    Args:
-        logits: logits of the confidence that each token is accepted if those before it are, [n, K].
-        accepted: probability of that acceptance, [n, K].
-    """
-    expected, happened = logits.sigmoid().cumprod(-1), accepted.cumprod(-1)
-    bins = (expected * BINS).long().clamp(max=BINS - 1)
-    means = []
-    for position in range(logits.shape[1]):
-        gaps = torch.zeros(BINS).index_add_(
-            0, bins[:, position], expected[:, position] - happened[:, position]
-        )
-        means.append(round(float(gaps.abs().sum()) / len(logits), 5))
-    return tuple(means)
-
-
-def _joined(parts: Sequence[Chains]) -> tuple[Tensor, Tensor] | None:
-    """Logits and acceptance of all chains, [n, K] each."""
-    logits = [part.confidence for part in parts if part.confidence is not None]
-    if not logits:
-        return None
-    return torch.cat(logits), torch.cat([part.accepted for part in parts])
-
-
-def _fit(logits: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Scale and bias of a position by maximum likelihood."""
-    free = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        corrected = logits * free[0].exp() + free[1]
-        total = functional.binary_cross_entropy_with_logits(
-            corrected, accepted.clamp(0, 1), weights, reduction="sum"
-        )
-        value = total / weights.sum().clamp(min=1e-9) + _RIDGE * free.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
-    log_scale, bias = free.tolist()
-    return round(float(torch.tensor(log_scale).exp()), 5), round(bias, 5)

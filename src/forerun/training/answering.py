@@ -20,7 +20,7 @@ from forerun.errors import PromptError
 from forerun.measure.questions import Question
 from forerun.params import SamplingParams
 from forerun.training.conversations import Record
-from forerun.training.overlap import KeptOut, SeenPrompts, normalized
+from forerun.training.overlap import KeptOut, key_of, normalized
 from forerun.training.settings import DataSettings
 
 # A request's seed is made of the settings' seed, the conversation's number and the part drawn.
@@ -67,7 +67,7 @@ class Answering:
         questions: questions to answer; None lets the model write them.
         system, variables: system message and variables of the chat template.
         kept_out: questions that must not be asked.
-        seen: prompts that have occurred before.
+        seen: keys of prompts that have occurred before; see `key_of`.
 
     Raises:
         ForerunError: for a system message or variables that the template does not take.
@@ -81,7 +81,7 @@ class Answering:
         system: str | None,
         variables: Mapping[str, Any],
         kept_out: KeptOut,
-        seen: SeenPrompts,
+        seen: set[str],
     ) -> None:
         self._engine, self._settings, self._questions = engine, settings, questions
         self._system, self._variables = system, variables
@@ -243,7 +243,11 @@ class Answering:
             return "too_long"
         if any(self._kept_out.holds(turn) for turn in question.turns):
             return "kept_out"
-        return self._seen.take(question.text)
+        key = key_of(question.text)
+        if key in self._seen:
+            return "duplicate"
+        self._seen.add(key)
+        return ""
 
     def _encoded(self, conversation: Exchange) -> list[int]:
         if self._template is not None:

@@ -24,7 +24,7 @@ from forerun.measure.questions import Question
 from forerun.progress import report
 from forerun.training.answering import Answering, Exchange
 from forerun.training.conversations import RECORDS, Record
-from forerun.training.overlap import KeptOut, SeenPrompts
+from forerun.training.overlap import KeptOut, key_of
 from forerun.training.settings import DataSettings
 
 # Default number of conversations if the model writes the questions and no limit is given.
@@ -125,7 +125,7 @@ class DataRun:
         self.summary, self._settings, self._engine = Summary(), settings, engine
         self._questions = questions
         kept = list(keep_out)
-        self._seen, self._next = SeenPrompts(settings.similarity), 0
+        self._seen, self._next = set[str](), 0
         kept_out = KeptOut(turn for question in kept for turn in question.turns)
         variables = dict(variables or {})
         self._answering = Answering(
@@ -179,7 +179,7 @@ class DataRun:
             whole = record.prompt
             if self._questions is not None:
                 whole = self._questions[record.item].text
-            self._seen.take(whole)
+            self._seen.add(key_of(whole))
         self._next = record.item + 1
 
     def _conversations(self) -> Generator[Exchange]:

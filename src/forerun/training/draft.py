@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,34 +67,19 @@ class DraftModule(nn.Module):
         return self.model.normed(self.model.over_text(hidden), "norm")
 
 
-class ReadsText(Protocol):
-    """A module that predicts the next token at every token of a text."""
-
-    @property
-    def output(self) -> Tensor:
-        """Matrix of the output head, [Vd, hidden_size]."""
-
-    def __call__(self, texts: Tensor, /) -> Tensor:
-        """Input of the output head after each token, [B, S, hidden_size]."""
-
-
 class TextObjective(Objective):
     """Training objective of a draft model, or of an adapter that reads the target's states.
 
-    The module learns the target's row for every token of the answers.
+    The module learns the target's row for every token of the answers. From texts, as token ids or
+    states, it computes the input of the output head at every token; `output` is that head's matrix.
 
     Args:
-        module: draft model or adapter.
-        teacher: the target, over the draft's vocabulary.
-        steps: length of the drafts whose acceptance is measured.
         layer: hidden layer of the target that an adapter reads; None for a model that reads token ids.
     """
 
-    def __init__(
-        self, module: ReadsText, teacher: Teacher, *, steps: int, layer: int | None = None
-    ) -> None:
-        super().__init__(teacher)
-        self.module, self.steps, self.layer = module, steps, layer
+    def __init__(self, *args: Any, layer: int | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.layer = layer
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts on a batch, one after another, so that every token of an answer is in one."""
@@ -110,7 +95,7 @@ class TextObjective(Objective):
         )
         rows, *_ = following.there.nonzero(as_tuple=True)
         predicting = states[rows, following.tokens[following.there] - 1]
-        return Drafts.of(following, [(predicting.bfloat16(), self.module.output.bfloat16())])
+        return Drafts(following, [(predicting.bfloat16(), self.module.output.bfloat16())])
 
 
 def spread(num_layers: int, count: int) -> list[int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -16,15 +14,13 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate
-from forerun.engine.config import SpeculativeConfig
-from forerun.engine.load import load
 from forerun.errors import TrainingError
 from forerun.files import lock, printable, reason
-from forerun.heads.files import BY_RANK, CALIBRATION, CARD, OWN, HeadFiles, open_head, write_head
+from forerun.heads.files import BY_RANK, CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.progress import say, silent
-from forerun.training.acceptance import AcceptanceTable, calibrate
+from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import (
     BatchStream,
     Example,
@@ -39,9 +35,8 @@ from forerun.training.layer_skip import layer_skip
 from forerun.training.loop import Spent, Trainer, TrainingSettings, threads_of
 from forerun.training.medusa import medusa
 from forerun.training.processes import join
-from forerun.training.real_run import real_run, spread_prompts
-from forerun.training.result import PICTURE, TrainingReport, Validation, card_of, draw
-from forerun.training.settings import DrafterSettings, FinishSettings, HeadSettings
+from forerun.training.result import TrainingReport, Validation, card_of
+from forerun.training.settings import DrafterSettings, HeadSettings
 from forerun.training.untrained import (
     Untrained,
     frequent_ids,
@@ -63,8 +58,6 @@ METHODS = {"draft": "draft_model"}
 _UNLIMITED = 10**15
 WORK = "training"
 """Folder in a drafter's directory with the state that a run resumes from."""
-RANKS = 8
-"""Number of siblings whose acceptance is measured in the end; trees rarely have more."""
 
 
 class DrafterRun:
@@ -120,33 +113,23 @@ class DrafterRun:
         counts = {"trained on": len(train), "held out": len(self.held), **left_out}
         self.report, self._due = TrainingReport(counts, *self.head.weight_bytes()), 0.0
 
-    def run(self, end: FinishSettings | None = None) -> TrainingReport:
+    def run(self) -> TrainingReport:
         """Train until the budget or the patience is spent, and write the best drafter.
 
-        A resumed run may have spent them already. Nobody else trains in the directory before the last
-        figure is written.
-
-        Args:
-            end: measurements of the best drafter to make in the end; None for none.
+        A resumed run may have spent them already. Nobody else trains in the directory meanwhile.
 
         Raises:
             TrainingError: if the loss is not a number, the state is of another recipe, or another run
                 trains in the directory.
             CheckpointError: if the drafter cannot be written; the earlier files then stay.
         """
-        first, work = self.processes.first, self.out / WORK
-        turn: AbstractContextManager[object] = _locked(work) if first else silent()
+        work = self.out / WORK
+        turn: AbstractContextManager[object] = _locked(work) if self.processes.first else silent()
         with turn:
-            trainer = self._train(work / "state.pt")
-            if end is not None and first:
-                last = deepcopy(self.head.module.state_dict())
-                self._measure(end)
-                # Training goes on from the last weights, not from the best.
-                self.head.module.load_state_dict(last)
-                self._save(trainer)
+            self._train(work / "state.pt")
         return self.report
 
-    def _train(self, state: Path) -> Trainer:
+    def _train(self, state: Path) -> None:
         trainer = Trainer(
             self.head.module,
             self.head.objective,
@@ -169,7 +152,6 @@ class DrafterRun:
                     break
         if not curve or curve[-1].progress.tokens != trainer.progress.tokens:
             self._judge(trainer)
-        return trainer
 
     def _announce(self) -> None:
         """Say before a training what it does and how long it takes."""
@@ -197,72 +179,18 @@ class DrafterRun:
         """Validate, and write the drafter if it is the best so far."""
         table, progress = self.evaluate(), Spent(**vars(trainer.progress))
         # All processes go by the same figures, so they stop together.
-        figures = self.processes.from_first((table.lengths, table.positions))
+        figures = self.processes.from_first((table.lengths, table.positions, table.by_rank))
         point = Validation(progress, trainer.last_loss, *figures)
         self.report.curve.append(point)
-        if self.report.best is point:
-            self.report.measured.clear()
-            if self.processes.first:
-                self.write()
-        self._save(trainer)
+        if self.report.best is point and self.processes.first:
+            self.write()
+        trainer.notes = self.report.notes()
+        trainer.save()
         say(
             f"{progress.seconds / 60:.1f} min, {progress.tokens} tokens "
             f"({self.report.tokens_per_second:.0f}/s), loss {point.loss:.3f}, acceptance length "
             f"{point.mean_length:.3f} (best {self.report.best.mean_length:.3f})"
         )
-
-    def _save(self, trainer: Trainer) -> None:
-        """Save the state that a run resumes from."""
-        trainer.notes = self.report.notes()
-        trainer.save()
-
-    def _measure(self, settings: FinishSettings) -> None:
-        """Measure the best drafter on held-out text, and add the results to its forerun.json and card."""
-        measured = self.report.measured
-        take_weights(self.head, HeadFiles.open(self.out))
-        table = self.evaluate(RANKS)
-        calibration = calibrate(table.chains)
-        measured["contexts"] = table.contexts
-        if table.by_rank:
-            measured[BY_RANK] = table.by_rank
-        if calibration is not None:
-            errors = {"before": calibration.before, "after": calibration.after}
-            measured["confidence_errors"] = errors
-            if calibration.helps:
-                measured[CALIBRATION] = calibration.lines
-        self.write()
-        if settings.real_run:
-            self._real_run(settings.real_run_prompts, settings.real_run_tokens)
-            self.write()
-
-    def _real_run(self, num_prompts: int, num_tokens: int) -> None:
-        """Answer held-out prompts greedily and at the data's temperature, where they leave room for it."""
-        longest = self.checkpoint.summary.max_context
-        fitting = [c for c in self.held if len(c.prompt_ids) + num_tokens <= longest]
-        prompts = spread_prompts(fitting, num_prompts)
-        if not prompts:
-            return
-        # The expectations were computed for drafts of this length.
-        length = max(map(len, self.report.best.positions.values()), default=1)
-        engine = load(
-            self.checkpoint,
-            SpeculativeConfig(
-                method=self.kind,
-                model=str(self.out),
-                policy="fixed",
-                num_speculative_tokens=length,
-            ),
-            max_batch_size=1,
-            max_context=max(map(len, prompts)) + num_tokens,
-        )
-        drawn = Counter(c.temperature for c in self.held if c.temperature > 0).most_common(1)
-        temperatures = [0.0, drawn[0][0] if drawn else 1.0]
-        self.report.measured["real_run"] = {
-            "precision": engine.target.precision,
-            "num_speculative_tokens": length,
-            "max_tokens": num_tokens,
-            "runs": real_run(engine, prompts, temperatures, num_tokens),
-        }
 
     def content(self) -> dict[str, Any]:
         """The content of forerun.json."""
@@ -278,33 +206,28 @@ class DrafterRun:
             "target": self._target_facts(),
             "hidden_layers": self.head.hidden_layers,
             "recipe": recipe,
-            **self.report.as_dict(),
+            "report": self.report.as_dict(),
+            BY_RANK: self.report.best.by_rank or None,
         }
         # As it is read: tuples become lists.
         return dict(json.loads(json.dumps(content)))
 
     def write(self) -> None:
-        """Write the drafter's directory: config, weights, forerun.json, the card, and a plot.
+        """Write the drafter's directory: config, weights, forerun.json, and the card.
 
         Raises:
             CheckpointError: if it cannot be written; the earlier files then stay.
         """
         own = self.content()
-        title = f"{self.kind} for {self.checkpoint.name}: acceptance length on held-out text"
         files: dict[str, str | bytes] = {
             **self.head.files,
             OWN: json.dumps(own, indent=2) + "\n",
             CARD: card_of(self.kind, own),
-            PICTURE: draw(own["report"]["curve_by_category"], title),
         }
         write_head(self.out, self.head.config, self.head.stored(), files)
 
-    def evaluate(self, ranks: int = 0) -> AcceptanceTable:
-        """Measure acceptance on the held-out conversations.
-
-        Args:
-            ranks: number of siblings whose acceptance is measured too.
-        """
+    def evaluate(self) -> AcceptanceTable:
+        """Measure acceptance on the held-out conversations."""
         module = self.head.module
         module.eval()
         held = sorted(self.held, key=len)
@@ -313,7 +236,7 @@ class DrafterRun:
             count = max(1, self.settings.micro_batch_tokens // len(held[-1]))
             batches.append(ExampleBatch.of(held[-count:]))
             held = held[:-count]
-        table = self.head.objective.evaluate(batches, ranks)
+        table = self.head.objective.evaluate(batches)
         module.train()
         return table
 

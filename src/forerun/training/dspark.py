@@ -12,7 +12,7 @@ from forerun.contracts import CausalLM
 from forerun.heads.dspark import DSparkConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import AnchoredTokens, Drafts, Objective
+from forerun.training.objective import Drafts, Objective
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import PublishedModule, Untrained, attend, layer_config, output_rows
@@ -77,37 +77,14 @@ class DSparkModule(PublishedModule):
 
 
 class DSparkObjective(Objective):
-    """Training objective of a DSpark head: blocks in the answers, against the target's rows.
+    """Training objective of a DSpark head: blocks in the answers, against the target's rows."""
 
-    Args:
-        module: head to train.
-        teacher: the target, over the draft's vocabulary, with the states that the head reads.
-        output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
-        density: share of the answers' tokens at which blocks begin.
-        decay: see `Objective`.
-        seed: seed of the tokens at which blocks begin.
-    """
-
-    def __init__(
-        self,
-        module: DSparkModule,
-        teacher: Teacher,
-        output_rows: Tensor,
-        *,
-        density: float = 0.35,
-        decay: float = math.exp(-1 / 4),
-        seed: int = 0,
-    ) -> None:
-        super().__init__(teacher, decay)
-        self.module, self._rows = module, output_rows
-        self._density, self._seed = density, seed
+    decay = math.exp(-1 / 4)
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
         config, token_ids = self.module.config, lesson.batch.token_ids
-        following = AnchoredTokens.drawn(
-            lesson.rows, 1, config.draft_tokens, self._density, self._seed
-        )
+        following = self.drawn(lesson, 1, config.draft_tokens)
         size = (*following.anchors.shape, config.block_size)
         filled = token_ids.new_full(size, config.mask_token_id)
         filled[..., 0] = token_ids.gather(1, following.anchors)
@@ -116,15 +93,16 @@ class DSparkObjective(Objective):
             outputs = self.module(
                 lesson.features(config.target_layers), embeddings, following.anchors
             )
+        assert self.rows is not None
         states, factors = outputs[following.there].bfloat16(), list[tuple[Tensor, Tensor]]()
-        factors.append((states, self._rows.to(states.dtype)))
+        factors.append((states, self.rows.to(states.dtype)))
         places = (following.tokens - 1).clamp(max=token_ids.shape[1] - 1)
         earlier = token_ids.gather(1, places.flatten(1)).view(places.shape)[following.there]
         before = self.module.before(earlier)
         if before is not None:
             before = before.bfloat16()
             factors.append((before, self.module.weight("markov_head.markov_w2").bfloat16()))
-        return Drafts.of(following, factors, self.module.confidence(states, before))
+        return Drafts(following, factors, self.module.confidence(states, before))
 
 
 def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:

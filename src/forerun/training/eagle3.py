@@ -18,12 +18,10 @@ from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import AnchoredTokens, Drafts, Objective, at
+from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import PublishedModule, Untrained, layer_config, output_rows
-
-STEPS = 5
 
 
 class Eagle3Module(PublishedModule):
@@ -151,42 +149,20 @@ def attend_drafts(
 
 
 class Eagle3Objective(Objective):
-    """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows.
+    """Training objective of an EAGLE-3 head: its drafts in the answers, against the target's rows."""
 
-    Args:
-        module: head to train.
-        teacher: the target, over the draft's vocabulary, with the states that the head reads.
-        steps: tokens of a draft.
-        decay: the token of step k, from 0, has the weight decay^k.
-        density: share of the answers' tokens at which drafts begin.
-        seed: seed of the choice of those tokens.
-    """
-
-    def __init__(
-        self,
-        module: Eagle3Module,
-        teacher: Teacher,
-        *,
-        steps: int = STEPS,
-        decay: float = 0.8,
-        density: float = 0.35,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(teacher, decay)
-        self.module, self.steps = module, steps
-        self.layers = module.config.layers_of(teacher.model.num_layers)
-        self._density, self._seed = density, seed
+    decay = 0.8
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the head on a batch, the same in training."""
         # A token is predicted from the state two tokens before it and from the token between.
-        following = AnchoredTokens.drawn(lesson.rows, 2, self.steps, self._density, self._seed)
+        following = self.drawn(lesson, 2, self.steps)
         embeddings = self.teacher.model.embed(lesson.batch.token_ids)
-        states = lesson.features(self.layers)
+        states = lesson.features(self.module.config.layers_of(self.teacher.model.num_layers))
         with in_bf16(embeddings.device):
             outputs = self.module(states, embeddings, following.anchors, self.steps)
         matrix = self.module.get_parameter("lm_head.weight").bfloat16()
-        return Drafts.of(following, [(outputs[following.there].bfloat16(), matrix)])
+        return Drafts(following, [(outputs[following.there].bfloat16(), matrix)])
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:

@@ -7,11 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.contracts import CausalLM
-from forerun.errors import TrainingError
 from forerun.heads.medusa import MedusaConfig
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.compiled import in_bf16
-from forerun.training.objective import AnchoredTokens, Drafts, Objective, at
+from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import NamedModule, Untrained, output_rows
@@ -46,49 +45,21 @@ class MedusaModule(NamedModule):
 
 
 class MedusaObjective(Objective):
-    """Training objective of Medusa's heads: the target's rows two or more places ahead.
+    """Training objective of Medusa's heads: the target's rows two or more places ahead."""
 
-    Args:
-        module: heads to train.
-        teacher: the target, over the draft's vocabulary; it must show the states after its last layer.
-        output_rows: rows of the target's output head, over the draft's vocabulary, [Vd, hidden_size].
-        density: share of the answers' tokens at which drafts begin.
-        decay: see `Objective`.
-        seed: seed of the choice of those tokens.
-
-    Raises:
-        TrainingError: for a teacher that does not show those states.
-    """
-
-    def __init__(
-        self,
-        module: MedusaModule,
-        teacher: Teacher,
-        output_rows: Tensor,
-        *,
-        density: float = 0.5,
-        decay: float = 0.8,
-        seed: int = 0,
-    ) -> None:
-        if teacher.model.num_layers not in teacher.hidden_layers:
-            raise TrainingError(
-                f"Medusa's heads read hidden layer {teacher.model.num_layers} of {teacher.model.name}, and "
-                f"the teacher shows {list(teacher.hidden_layers)}; add it."
-            )
-        super().__init__(teacher, decay)
-        self.module, self._output = module, output_rows
-        self._density, self._seed = density, seed
+    decay = 0.8
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts of the heads on a batch: in training after some tokens, otherwise after all."""
-        density, count = self._density if training else 1.0, self.module.config.num_heads
+        density = self.density if training else 1.0
         # The target itself predicts the token between an anchor and the first drafted token.
-        following = AnchoredTokens.drawn(lesson.rows, 2, count, density, self._seed)
+        following = self.drawn(lesson, 2, self.module.config.num_heads, density)
+        assert self.rows is not None
         last = at(lesson.hidden[self.teacher.model.num_layers], following.anchors)
         normed = self.teacher.model.final_norm(last)
         with in_bf16(normed.device):
             states = self.module(normed)[following.there].bfloat16()
-        return Drafts.of(following, [(states, self._output.bfloat16())])
+        return Drafts(following, [(states, self.rows.bfloat16())])
 
 
 def medusa(

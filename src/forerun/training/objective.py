@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from forerun.training.loop import LossPart
 from forerun.training.losses import CHUNK, kl_share, rejection_loss
 from forerun.training.target import Lesson, Teacher
 
+RANKS = 8
+"""Number of siblings whose acceptance is measured; trees rarely have more."""
 # Number of rows of a batch whose siblings are drawn.
-RANKED = 128
+RANKED = 32
 # Weight of the loss of a confidence head; the loss of the tokens has weight 1.
 _CONFIDENCE_SHARE = 0.1
 
@@ -81,31 +84,30 @@ class Drafts:
     """Chains that a head drafts on a batch of conversations, with the text's own tokens.
 
     Args:
-        rows: index of the conversation of each chain, [C].
-        contexts: number of tokens before the first drafted token of each chain, [C].
-        there: True for tokens that the target wrote, along with all before them in the chain, bool
-            [C, K].
-        targets: index of the target's row for each of those tokens, chain after chain, [N].
-        factors: factors of the logits of those tokens.
-        confidence: logit of the head's confidence in each of those tokens, [N]; None for a head without.
+        following: the tokens that the chains are to equal.
+        factors: factors of the logits of those that the target wrote, chain after chain, of N tokens.
+        confidence: logit of the head's confidence in each of them, [N]; None for a head without.
     """
 
-    rows: Tensor
-    contexts: Tensor
-    there: Tensor
-    targets: Tensor
+    following: AnchoredTokens
     factors: Factors
     confidence: Tensor | None = None
 
-    @classmethod
-    def of(
-        cls, following: AnchoredTokens, factors: Factors, confidence: Tensor | None = None
-    ) -> Drafts:
-        """Drafts of the tokens after some anchors."""
-        batch, count, _ = following.tokens.shape
-        rows = torch.arange(batch, device=following.tokens.device).repeat_interleave(count)
-        contexts, there = following.tokens[..., 0].flatten(), following.there.flatten(0, 1)
-        return cls(rows, contexts, there, following.targets, factors, confidence)
+    @property
+    def there(self) -> Tensor:
+        """True for tokens that the target wrote, along with all before them in the chain, bool [C, K]."""
+        return self.following.there.flatten(0, 1)
+
+    @property
+    def rows(self) -> Tensor:
+        """Index of the conversation of each chain, [C]."""
+        batch, count, _ = self.following.tokens.shape
+        return torch.arange(batch, device=self.following.tokens.device).repeat_interleave(count)
+
+    @property
+    def targets(self) -> Tensor:
+        """Index of the target's row for each of the tokens, [N]."""
+        return self.following.targets
 
     @property
     def places(self) -> Tensor:
@@ -118,12 +120,39 @@ class Objective(ABC):
     """The training objective of a drafter: the probability that its drafted tokens are rejected.
 
     Args:
-        teacher: the target, over the draft's vocabulary.
+        module: drafter to train.
+        teacher: the target, over the draft's vocabulary, with the states that the drafter reads.
+        rows: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size], for a
+            drafter that borrows them.
+        steps: tokens of a draft.
+        density: share of the answers' tokens at which drafts begin.
+        seed: seed of the choice of those tokens.
+
+    Attributes:
         decay: weight of a drafted token relative to the one before it.
     """
 
-    def __init__(self, teacher: Teacher, decay: float = 1.0) -> None:
-        self.teacher, self.decay = teacher, decay
+    decay = 1.0
+
+    def __init__(
+        self,
+        module: Any,
+        teacher: Teacher,
+        rows: Tensor | None = None,
+        *,
+        steps: int = 5,
+        density: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.module, self.teacher, self.rows = module, teacher, rows
+        self.steps, self.density, self.seed = steps, density, seed
+
+    def drawn(
+        self, lesson: Lesson, distance: int, size: int, density: float | None = None
+    ) -> AnchoredTokens:
+        """Tokens after random anchors, as many as the density says; see `AnchoredTokens.drawn`."""
+        density = self.density if density is None else density
+        return AnchoredTokens.drawn(lesson.rows, distance, size, density, self.seed)
 
     @abstractmethod
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
@@ -150,38 +179,25 @@ class Objective(ABC):
         return LossPart(total, float(weights.sum()), batch.tokens)
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[ExampleBatch], ranks: int = 0) -> AcceptanceTable:
-        """Measure acceptance on held-out conversations, by category.
+    def evaluate(self, batches: Iterable[ExampleBatch]) -> AcceptanceTable:
+        """Measure acceptance on held-out conversations, by category and by rank of siblings.
 
         Target and draft have the temperature that the conversation was drawn at; 0 is greedy.
-
-        Args:
-            batches: batches of conversations.
-            ranks: number of siblings whose acceptance is measured too.
         """
         table = AcceptanceTable()
         generator = torch.Generator().manual_seed(0)
         for batch in batches:
-            lesson = self.teacher.show(batch, best=True, as_drawn=True)
+            lesson = self.teacher.show(batch, held_out=True)
             drafts = _as_drawn(self.drafts(lesson), lesson)
-            accepted, same = _accepted(lesson, drafts)
-            chains = accepted.new_zeros(2, *drafts.there.shape)
-            chains[:, drafts.there] = torch.stack((accepted, same))
-            confidence = None
-            if drafts.confidence is not None:
-                confidence = accepted.new_zeros(drafts.there.shape)
-                confidence[drafts.there] = drafts.confidence.float()
+            chains = torch.zeros(2, *drafts.there.shape, device=drafts.there.device)
+            chains[:, drafts.there] = torch.stack(_accepted(lesson, drafts))
             whole = drafts.there.all(-1)
             for row, conversation in enumerate(batch.conversations):
-                some = whole & (drafts.rows == row)
                 table.add(
                     f"{conversation.category}, T={conversation.temperature:g}",
-                    chains[int(conversation.temperature == 0), some],
-                    drafts.contexts[some],
-                    None if confidence is None else confidence[some],
+                    chains[int(conversation.temperature == 0), whole & (drafts.rows == row)],
                 )
-            if ranks:
-                _add_ranks(table, lesson, drafts, chains[0], ranks, generator)
+            _add_ranks(table, lesson, drafts, chains[0], generator)
         return table
 
 
@@ -217,22 +233,20 @@ def _add_ranks(
     lesson: Lesson,
     drafts: Drafts,
     chains: Tensor,
-    ranks: int,
     generator: torch.Generator,
 ) -> None:
     """Add the acceptance of siblings at a sample of tokens, weighted by the probability to reach them."""
     reached = torch.cat((chains.new_ones(len(chains), 1), chains[:, :-1].cumprod(-1)), -1)
     weights, depths = reached[drafts.there], drafts.places
     drawn = torch.randperm(len(depths), generator=generator)[:RANKED].to(depths.device)
-    for tokens in torch.split(drawn.sort().values, CHUNK):
-        own = [(states[tokens], matrix) for states, matrix in drafts.factors]
-        draft = _logits(own, slice(None)).softmax(-1)
-        target = lesson.probs[drafts.targets[tokens]].float()
-        shares = sibling_shares(target, draft, ranks, generator)
-        table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
+    tokens = drawn.sort().values
+    draft = _logits(drafts.factors, tokens).softmax(-1)
+    target = lesson.probs[drafts.targets[tokens]].float()
+    shares = sibling_shares(target, draft, RANKS, generator)
+    table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
 
 
-def _logits(factors: Factors, part: slice) -> Tensor:
-    """Logits of the rows in a slice, [n, Vd]."""
+def _logits(factors: Factors, part: slice | Tensor) -> Tensor:
+    """Logits of some rows, [n, Vd]."""
     parts = [(states[part] @ matrix.T).float() for states, matrix in factors]
     return sum(parts[1:], parts[0])

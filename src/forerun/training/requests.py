@@ -18,7 +18,6 @@ from forerun.training.settings import (
     DraftSettings,
     DSparkSettings,
     Eagle3Settings,
-    FinishSettings,
     HeadSettings,
     LayerSkipSettings,
     MedusaSettings,
@@ -61,7 +60,6 @@ class TrainRequest:
     )
     training: DrafterSettings = part(default=DrafterSettings, section="Training")
     own: Any = part(default=NoOptions)
-    in_the_end: FinishSettings = part(default=FinishSettings, section="In the end")
 
 
 @options
@@ -140,7 +138,7 @@ def train(request: TrainRequest) -> Result:
     data = request.data or (data_of(model, request.threads),)
     try:
         run = DrafterRun(kind, request.own, request.training, model, data, out, request.begin_with)
-        run.run(request.in_the_end)
+        run.run()
     except KeyboardInterrupt:
         say(
             f"{out / 'training'} keeps the training; the same command goes on from its last saved step"

@@ -39,12 +39,6 @@ class DataSettings:
     prompt_tokens: int = Field(
         default=160, ge=1, le=2**20, description="Tokens of a prompt that the model writes at most."
     )
-    similarity: float = Field(
-        default=0.7,
-        gt=0.0,
-        le=1.0,
-        description="Share of 3-word runs in common that makes a prompt a near duplicate.",
-    )
     seed: int = Field(default=0, ge=0, lt=2**20, description="Of all draws; another gives others.")
 
     def temperature_of(self, item: int) -> float:
@@ -105,22 +99,6 @@ class HeadSettings(DrafterSettings):
         ge=16,
         le=2**31,
         description="Tokens that the head can draft: the most frequent ones of the answers.",
-    )
-
-
-@options
-class FinishSettings:
-    """Settings of the measurements after a drafter's training."""
-
-    real_run: bool = Field(
-        default=True,
-        description="Answer held-out prompts in the end, with the drafter and plainly in turn.",
-    )
-    real_run_prompts: int = Field(
-        default=12, ge=1, le=10**6, description="Prompts of it at each temperature."
-    )
-    real_run_tokens: int = Field(
-        default=64, ge=1, le=2**20, description="Tokens of an answer at most."
     )
 
 

@@ -45,7 +45,7 @@ class Lesson:
             tokens.
         probs: the target's probabilities over the draft's vocabulary, [R, Vd] in bfloat16.
         best: the target's most probable token as an index into the draft's vocabulary, [R]; -1 for a
-            token outside it. None unless asked for.
+            token outside it. None but for held-out text.
     """
 
     batch: ExampleBatch
@@ -91,13 +91,13 @@ class Teacher:
         self._index = index.to(model.device)
 
     @torch.no_grad()
-    def show(self, batch: ExampleBatch, *, best: bool = False, as_drawn: bool = False) -> Lesson:
+    def show(self, batch: ExampleBatch, *, held_out: bool = False) -> Lesson:
         """Run the target on a batch.
 
         Args:
             batch: batch of conversations.
-            best: True to return the most probable tokens.
-            as_drawn: True for probabilities at `Lesson.temperatures`, else at temperature 1.
+            held_out: True for the most probable tokens, and probabilities at `Lesson.temperatures`;
+                else they are at temperature 1.
         """
         batch = batch.to(self.model.device)
         if self._head:
@@ -111,16 +111,17 @@ class Teacher:
         index = torch.full_like(batch.token_ids, -1)
         index[where] = torch.arange(len(states), device=index.device)
         most_probable = None
-        if best or as_drawn or not all(c in self._sums for c in batch.conversations):
-            ones = torch.ones(len(states), device=index.device)
-            temperatures = _temperatures(batch) if as_drawn else ones
-            probs, most_probable, sums = self._probs(states, temperatures, best)
-            if self._rows is not None and not as_drawn:
-                counts = [len(c.answer_ids) for c in batch.conversations]
-                self._sums.update(zip(batch.conversations, torch.split(sums, counts), strict=True))
-        else:
+        if held_out:
+            probs, most_probable, _ = self._probs(states, _temperatures(batch), best=True)
+        elif all(c in self._sums for c in batch.conversations):
             sums = torch.cat([self._sums[c] for c in batch.conversations])
             probs = self._probs_by_sums(states, sums)
+        else:
+            ones = torch.ones(len(states), device=index.device)
+            probs, _, sums = self._probs(states, ones, best=False)
+            if self._rows is not None:
+                counts = [len(c.answer_ids) for c in batch.conversations]
+                self._sums.update(zip(batch.conversations, torch.split(sums, counts), strict=True))
         own = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, own, index, probs, most_probable)
 

@@ -1,144 +1,142 @@
-"""The index of a corpus against a slow search that is plainly right."""
+"""Which files and folders make a corpus, and what of them is left out."""
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import gzip
+import json
+import os
+from pathlib import Path
 
-from forerun.drafters.lookup.corpus import (
-    LONGEST_MATCH,
-    MOST_PLACES,
-    SEPARATOR,
-    SHORTEST_MATCH,
-    TOKENS_PER_OWN,
-    Corpus,
-    Quote,
-    sorted_positions,
-    with_separators,
-)
+import pytest
 
-TOKENS = st.integers(0, 2)
-TEXTS = st.lists(st.lists(TOKENS, max_size=30), max_size=5)
-NO_STOPS: frozenset[int] = frozenset()
+from forerun.drafters.lookup import corpus as module
+from forerun.drafters.lookup.corpus import Texts
+from forerun.errors import ConfigError
 
 
-def slow_match(texts: list[list[int]], ending: list[int]) -> tuple[set[int], int]:
-    """Places, counted with the separators, and the length of the longest match."""
-    joined = with_separators(texts).tolist()
-    for length in range(min(len(ending), LONGEST_MATCH), SHORTEST_MATCH - 1, -1):
-        places = {
-            at
-            for at in range(length, len(joined))
-            if joined[at - length : at] == ending[-length:] and joined[at] != SEPARATOR
-        }
-        if places:
-            return places, length
-    return set(), 0
+def test_folders_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.py", "sub/deep/d.md", "another/e"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    found = Texts([str(tmp_path)])
+    assert list(found) == ["a.txt", "b.txt", "another/e", "sub/c.py", "sub/deep/d.md"]
+    assert found.left_out == ""
 
 
-@given(TEXTS, st.lists(TOKENS, max_size=12), st.integers(SHORTEST_MATCH, 7))
-def test_it_finds_the_longest_ending_that_goes_on(
-    texts: list[list[int]], text: list[int], least: int
+def test_what_is_hidden_empty_or_there_already_is_left_out(tmp_path: Path) -> None:
+    for name, text in {
+        ".git/config": "hidden",
+        ".env": "secret",
+        "empty": "",
+        "one": "a text",
+        "two": "a text",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert list(Texts([str(tmp_path), str(tmp_path / "one")])) == ["a text"]
+    # A file that is named is meant.
+    assert list(Texts([str(tmp_path / ".env")])) == ["secret"]
+
+
+def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    found = Texts([str(tmp_path)])
+    assert list(found) == ["a text"]
+    assert found.left_out == "2 files that are no text, too long or unreadable"
+    # The folder that is named may be a link.
+    assert list(Texts([str(tmp_path / "again")])) == ["a text"]
+
+
+def test_files_in_folders_that_are_no_text_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places, length = Corpus.of(texts).match(text, least)
-    expected, longest = slow_match(texts, text)
-    if longest < least:
-        assert (places, length) == ((), 0)
-        return
-    assert length == longest
-    assert set(places) <= expected
-    assert len(places) == len(set(places)) >= min(len(expected), MOST_PLACES)
-    if len(expected) <= MOST_PLACES:
-        assert set(places) == expected
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "b.bin").write_bytes(b"\0" * 200)
+    (tmp_path / "c.txt").write_bytes("naïve".encode("latin-1"))
+    (tmp_path / "d.txt").write_text("x" * 101)
+    (tmp_path / "e.gz").write_bytes(b"no gzip")
+    (tmp_path / "f.txt.gz").write_bytes(gzip.compress(b"another"))
+    os.mkfifo(tmp_path / "g")
+    found = Texts([str(tmp_path)])
+    assert list(found) == ["a text", "another"]
+    assert found.left_out == "4 files that are no text, too long or unreadable"
 
 
-@given(
-    TEXTS.filter(any),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 29), st.integers(1, 30)), max_size=6),
-    st.integers(1, 5),
-    st.lists(st.sampled_from([0, 0, 0, 1, 2, 30]), min_size=1, max_size=9),
-)
-def test_a_text_that_grows_finds_what_a_search_would(
-    texts: list[list[int]], pieces: list[tuple[int, int, int]], step: int, lengths: list[int]
+def test_what_is_too_much_is_left_out_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of pieces of the texts, so that matches grow, to the ends of texts too."""
-    text = [
-        token
-        for place, start, count in pieces
-        for token in texts[place % len(texts)][start : start + count]
+    for name in "abcd":
+        (tmp_path / name).write_text(name * 40)
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    found = Texts([str(tmp_path)])
+    assert list(found) == ["a" * 40, "b" * 40]
+    assert found.left_out.startswith(f"{tmp_path}/c and all after it, as 100 B")
+    monkeypatch.setattr(module, "MOST_FILES", 1)
+    assert list(Texts([str(tmp_path)])) == ["a" * 40]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"a\0b", "is a binary file"),
+        (b"x" * 101, "is longer than 100 B"),
+    ],
+)
+def test_a_named_file_must_be_text(
+    tmp_path: Path, content: bytes | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    path = tmp_path / "named"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        Texts([str(path)])
+
+
+def test_folders_without_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is empty; give"):
+        Texts([str(tmp_path)])
+    (tmp_path / "a.bin").write_bytes(b"\0")
+    with pytest.raises(ConfigError, match=r"is empty \(left out: 1 file that is no"):
+        Texts([str(tmp_path)])
+
+
+def test_answers_are_taken_out_of_json_lines(tmp_path: Path) -> None:
+    lines = [
+        {"forerun_data": 1},
+        {"prompt": "a question", "answer": "an answer"},
+        {"text": "a text"},
+        {
+            "messages": [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": "hi"},
+            ]
+        },
+        {"answer": 3},
+        "a string",
+        {"answer": "half \ud800"},
     ]
-    quote = Quote(Corpus.of(texts))
-    for end in range(0, len(text) + 1, step):
-        expected, longest = slow_match(texts, text[:end])
-        counts_as, above = longest // TOKENS_PER_OWN, lengths[end % len(lengths)]
-        for _ in range(2):
-            places, length = quote.longest(text[:end], above)
-            assert length == (counts_as if counts_as > above else 0)
-            assert set(places) <= expected
-            assert bool(places) == bool(length)
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n\n".join(map(json.dumps, lines)))
+    assert list(Texts([str(path)])) == ["an answer", "a text", "hello", "hi", "half ?"]
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert list(Texts([str(packed)])) == list(Texts([str(path)]))
 
 
-@given(st.lists(st.lists(TOKENS, max_size=200), max_size=3))
-def test_positions_are_in_the_order_of_what_stands_before(texts: list[list[int]]) -> None:
-    token_ids = with_separators(texts)
-    read = [token if token != SEPARATOR else 9 for token in token_ids.tolist()]
-    inside = [
-        at
-        for at in range(1, len(read))
-        if token_ids[at - 1] != SEPARATOR and token_ids[at] != SEPARATOR
-    ]
-    keys = {at: read[max(at - LONGEST_MATCH, 0) : at][::-1] for at in inside}
-    found = sorted_positions(token_ids).tolist()
-    assert sorted(found) == inside
-    assert [keys[at] for at in found] == sorted(keys.values())
-
-
-def test_a_match_beyond_what_is_compared_goes_on() -> None:
-    long = list(range(3 * LONGEST_MATCH))
-    corpus = Corpus.of([long])
-    places, length = corpus.match(long[:-2])
-    assert length == LONGEST_MATCH
-    assert corpus.chain(places, 9, NO_STOPS) == long[-2:]
-
-
-def test_the_most_frequent_continuation_comes_first() -> None:
-    corpus = Corpus.of([[1, 2, 3, 7, 7], [1, 2, 3, 8, 9], [0, 1, 2, 3, 8, 6]])
-    places, length = corpus.match([5, 1, 2, 3])
-    assert length == 3
-    assert [(token, share) for token, share, _ in corpus.children(places)] == [(8, 0.5), (7, 0.25)]
-    assert corpus.chain(places, 1, NO_STOPS) == [8]
-    assert corpus.chain(places, 2, NO_STOPS)[0] == 8
-    # More of what came before decides.
-    assert corpus.chain(corpus.match([0, 1, 2, 3])[0], 9, NO_STOPS) == [8, 6]
-
-
-def test_nothing_follows_the_end_of_a_text_or_a_stop_token() -> None:
-    corpus = Corpus.of([[1, 2, 3, 4, 5], [6, 1, 2, 3, 4, 5]])
-    places, _ = corpus.match([1, 2, 3])
-    assert corpus.chain(places, 9, NO_STOPS) == [4, 5]
-    assert corpus.chain(places, 9, frozenset({4})) == [4]
-    (_, _, after) = corpus.children(places)[0]
-    (_, _, end) = corpus.children(after)[0]
-    assert corpus.children(end) == []
-    # The end of one text and the beginning of the next are no text.
-    assert corpus.match([4, 5, 6]) == ((), 0)
-    assert corpus.match([3, 4, 5]) == ((), 0)
-
-
-def test_tokens_that_no_text_holds_match_nothing() -> None:
-    corpus = Corpus.of([[1, 2, 3, 4]])
-    assert corpus.match([1, 2]) == ((), 0)
-    assert corpus.match([1, 2, 9]) == ((), 0)
-    assert corpus.match([2**21 - 1] * 3) == ((), 0)
-    empty = Corpus.of([])
-    assert (empty.num_tokens, empty.vocab_size) == (0, 0)
-    assert empty.match([1, 2, 3]) == ((), 0)
-
-
-def test_one_token_again_and_again_is_indexed() -> None:
-    corpus = Corpus.of([[4] * 1000])
-    places, length = corpus.match([4] * 200)
-    assert (length, len(places) <= 2 * MOST_PLACES) == (LONGEST_MATCH, True)
-    assert corpus.chain(places, 5, NO_STOPS) == [4] * 5
-    assert np.array_equal(sorted_positions(with_separators([[4]])), [])
+@pytest.mark.parametrize("text", ["no JSON\n{}", '{"other": 1}', "[" * 100_000])
+def test_other_lines_are_taken_as_they_are(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    assert list(Texts([str(path)])) == [text]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from forerun import diffusion
-from forerun.diffusion.commands.requests import DRAFT, NUM_DRAFT_STEPS, Sampling
+from forerun.diffusion.commands.requests import Sampling, speculative_part
 from forerun.diffusion.commands.sample import picture_path, save_rows
-from forerun.diffusion.settings import DraftKind, DraftSteps
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.errors import ConfigError, ForerunError
 from forerun.options import FileName, option, options
 from forerun.progress import report, say
@@ -44,8 +44,7 @@ class DiffusionBenchRequest(Sampling):
         default=("cfg_cache", "feature_cache", "key_frames", "speculative"),
         description="Methods to measure; what a pipeline cannot is left out. none: the roofline alone.",
     )
-    num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
-    draft: DraftKind = DRAFT
+    speculative: SpeculativeSamplingConfig = speculative_part()
     pairs: int = option(
         default=3, ge=1, le=1000, description="Timed runs of each, in turns.", section="Effort"
     )
@@ -157,9 +156,8 @@ def _settings(
             for name, changed in keys.items()
         }
     else:
-        config = diffusion.SpeculativeSamplingConfig(request.num_draft_steps, request.draft)
-        noisy = request.eta or STOCHASTIC
-        usual["speculative"] = {f"{request.num_draft_steps} steps": (config, noisy)}
+        name = f"{request.speculative.num_draft_steps} steps"
+        usual["speculative"] = {name: (request.speculative, request.eta or STOCHASTIC)}
     return {
         f"{method}, {name}": setting
         for method in request.methods

@@ -8,16 +8,14 @@ from pydantic import Field
 
 from forerun import diffusion
 from forerun.diffusion.settings import (
-    DraftKind,
-    DraftSteps,
-    DriftBound,
-    Interpolation,
-    RefineSteps,
-    StepInterval,
+    CFGCacheConfig,
+    FeatureCacheConfig,
+    SpeculativeSamplingConfig,
+    VideoLatentCacheConfig,
 )
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import is_regular
-from forerun.options import FileName, Text, changes, option, options
+from forerun.options import FileName, Text, changes, option, options, part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,20 +160,10 @@ class Sampling(Sampler):
         return self.job(pipeline, self.count, self.steps, self.eta or 0.0, self.frames)
 
 
-NUM_DRAFT_STEPS: Any = Field(
-    default=8, description="speculative: most denoising steps drafted a round."
-)
-DRAFT: Any = Field(
-    default="frozen",
-    description="speculative: the draft keeps the last clean sample (frozen), or extrapolates the last two.",
-)
-OWN: dict[str, tuple[str, ...]] = {
-    "cfg_cache": ("cfg_interval", "cfg_drift_bound", "cfg_extrapolate"),
-    "feature_cache": ("feature_interval",),
-    "key_frames": ("key_interval", "refine_steps", "refine_stride", "interpolation"),
-    "speculative": ("num_draft_steps", "draft"),
-}
-"""Options of each method."""
+def speculative_part() -> Any:
+    """Options of speculative sampling in a request."""
+    hidden = ("student", "coupling")
+    return part(default=SpeculativeSamplingConfig, section="Methods", without=hidden)
 
 
 @options
@@ -188,68 +176,34 @@ class Methods:
         description="Way to take fewer passes: cfg_cache, feature_cache and key_frames (of clips) are "
         "approximate, speculative is exact.",
     )
-    cfg_interval: StepInterval | None = Field(
-        default=None,
-        description="cfg_cache: both halves run at least at every n-th step.",
+    cfg_cache: CFGCacheConfig = part(
+        default=CFGCacheConfig(extrapolate=True),
+        section="Methods",
+        without=("window", "guidance", "unconditional_first"),
+        renamed={name: f"cfg_{name}" for name in ("interval", "drift_bound", "extrapolate")},
     )
-    cfg_drift_bound: DriftBound | None = Field(
-        default=None,
-        description="cfg_cache: reuse until the conditional prediction has drifted by this share; 0.3 where "
-        "no interval is given.",
+    feature_cache: FeatureCacheConfig = part(
+        default=FeatureCacheConfig,
+        section="Methods",
+        without=("shallow_levels", "window"),
+        renamed={"interval": "feature_interval"},
     )
-    cfg_extrapolate: bool = Field(
-        default=True,
-        description="cfg_cache: extrapolate the last two full steps, instead of repeating the last.",
+    key_frames: VideoLatentCacheConfig = part(
+        default=VideoLatentCacheConfig, section="Methods", without=("finish_key_frames",)
     )
-    feature_interval: StepInterval = Field(
-        default=2, description="feature_cache: deep levels run at every n-th step."
-    )
-    key_interval: StepInterval = Field(
-        default=5, description="key_frames: every n-th frame is a key frame."
-    )
-    refine_steps: RefineSteps = Field(
-        default=8, description="key_frames: last steps that all frames take together."
-    )
-    refine_stride: StepInterval = Field(
-        default=1, description="key_frames: steps of the schedule in one of these last steps."
-    )
-    interpolation: Interpolation = Field(
-        default="slerp", description="key_frames: interpolation of the latents between key frames."
-    )
-    num_draft_steps: DraftSteps = NUM_DRAFT_STEPS
-    draft: DraftKind = DRAFT
+    speculative: SpeculativeSamplingConfig = speculative_part()
 
     def __post_init__(self) -> None:
-        owners = {name: method for method, names in OWN.items() for name in names}
         for name in changes(self):
-            owner = owners.get(name, self.method)
-            if owner != self.method:
+            if name != self.method and hasattr(getattr(self, name), "__pydantic_fields__"):
                 raise ConfigError(
-                    f"{name} is of method {owner}, and method is {self.method}; choose {owner}, or leave it "
-                    "out."
+                    f"options of method {name} are given, and method is {self.method}; choose {name}, or "
+                    "leave them out."
                 )
 
     def config(self) -> diffusion.methods.Config | None:
-        """The method's configuration; None for the plain sampler.
-
-        Raises:
-            ConfigError: for values that exclude each other.
-        """
-        if self.method == "cfg_cache":
-            bound = self.cfg_drift_bound
-            if bound is None and self.cfg_interval is None:
-                bound = 0.3
-            return diffusion.CFGCacheConfig(
-                interval=self.cfg_interval, drift_bound=bound, extrapolate=self.cfg_extrapolate
-            )
-        if self.method == "feature_cache":
-            return diffusion.FeatureCacheConfig(self.feature_interval)
-        if self.method == "key_frames":
-            own = {name: getattr(self, name) for name in OWN["key_frames"]}
-            return diffusion.VideoLatentCacheConfig(**own)
-        if self.method == "speculative":
-            return diffusion.SpeculativeSamplingConfig(self.num_draft_steps, self.draft)
-        return None
+        """The method's configuration; None for the plain sampler."""
+        return None if self.method == "none" else getattr(self, self.method)
 
 
 def _embeds(path: str | None, count: int) -> tuple[Tensor | None, Tensor | None]:

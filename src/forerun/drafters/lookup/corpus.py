@@ -1,235 +1,205 @@
-"""An index of fixed texts: the places of a growing text's longest ending in them, and the tokens after it.
-
-A suffix array (Manber and Myers, 1993) of the texts read backwards: similar endings are adjacent,
-so that one binary search finds the longest match, whatever the text was before.
-"""
+"""Texts to quote from: read from named files and folders, and indexed."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from struct import pack
-from typing import TYPE_CHECKING
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import chain
+from typing import Annotated, Any
 
-from forerun.drafters.lookup.automaton import MOST_CHILDREN
+from pydantic import BeforeValidator
 
-# Importing this file must not load NumPy: the command line derives flags from the drafters.
-if TYPE_CHECKING:
-    from numpy import int32
-    from numpy.typing import NDArray
+from forerun.contracts import DrafterSetup
+from forerun.drafters.lookup.automaton import SuffixAutomaton
+from forerun.errors import ConfigError
+from forerun.files import is_regular, printable, read_text, size_text
+from forerun.options import FileName, option, options
+from forerun.progress import report
 
-# Least tokens of a match.
-SHORTEST_MATCH = 3
-# Tokens of a match that count as one token of a match in the text itself, because in many texts short matches
-# are chance. Among 2, 3, 4 and 6 this yields most tokens per forward for SmolLM2's answers, from 0.9 M tokens
-# of other answers (2.30 without, 2.52 with 1, 2.64 with 3; 1.37, 1.42 and 1.47 at temperature 0.8), and loses
-# nothing if the texts are code that no answer quotes.
-TOKENS_PER_OWN = 3
-# Most tokens of an ending that are compared, a power of two; longer matches are continued anyhow.
-LONGEST_MATCH = 64
-# Number of adjacent places that are examined on each side of a match.
-MOST_PLACES = 4
-# Separator before each text and after the last; no token has this number.
-SEPARATOR = -1
-# Bits per token if SHORTEST_MATCH tokens form one number; no vocabulary has two million tokens.
-_BITS = 21
-# Bytes of a token in the reversed texts, big-endian, so that tokens are in the order of their bytes.
-_WIDTH = 4
+logger = logging.getLogger(__name__)
 
-Places = tuple[int, ...]
-"""Positions in the texts."""
-PlacesChild = tuple[int, float, Places]
-"""A token, its share of the tokens that come next, and the places after it."""
+# Most bytes of all texts together: half a million tokens, which are indexed in two seconds.
+MOST_BYTES = 2 * 2**20
+# Most files of folders that are opened.
+MOST_FILES = 50_000
+# Number of first bytes by which a binary file is recognized.
+_SNIFFED = 8192
+_WHAT = "corpus"
+# Keys of JSON lines that hold an answer or another text.
+_KEYS = ("answer", "text", "content")
 
 
-class Corpus:
-    """Texts to quote from, 20 bytes per token.
+def _listed(paths: Any) -> Any:
+    return (paths,) if isinstance(paths, str) else paths
+
+
+@options
+class CorpusOptions:
+    """Texts to quote from."""
+
+    corpus: Annotated[tuple[FileName, ...], BeforeValidator(_listed)] = option(
+        default=(),
+        description="A text file, or a folder of them, to quote from beside the text itself.",
+        repeat=True,
+    )
+
+
+def open_corpus(setup: DrafterSetup) -> SuffixAutomaton | None:
+    """The index of the texts that the options name; None if they name none.
+
+    Raises:
+        ConfigError: for a path that cannot be read or holds no text, and without a fitting
+            tokenizer.
+    """
+    paths = setup.read(CorpusOptions).corpus
+    if not paths:
+        return None
+    if setup.encode is None:
+        raise ConfigError("corpus is text and needs a tokenizer; use forerun.load.")
+    texts = Texts(paths)
+    if texts.left_out:
+        _note(f"corpus: left out: {texts.left_out}")
+    index, vocab_size = SuffixAutomaton(), setup.target.vocab_size
+    for done, text in enumerate(texts):
+        report("indexing the corpus", done, len(texts))
+        token_ids = setup.encode(text)
+        largest = max(token_ids, default=0)
+        if largest >= vocab_size:
+            raise ConfigError(
+                f"the tokenizer makes token {largest} of the corpus and {setup.target.name} has "
+                f"{vocab_size}; give the target's own tokenizer."
+            )
+        index.extend(token_ids)
+        index.end_text()
+    report("indexing the corpus", len(texts), len(texts))
+    return index
+
+
+@cache
+def _note(text: str) -> None:
+    """Log a warning once, however many engines are made."""
+    logger.warning("%s", text)
+
+
+class Texts:
+    """Texts of files, each once, and a record of the files in folders that were left out.
+
+    A named file must be UTF-8 text of at most MOST_BYTES; in a folder, others are skipped and
+    counted. Folders are read recursively in the order of their names, without hidden files and
+    without links to folders. From JSON lines (`.jsonl`) only answers and other texts are taken.
 
     Args:
-        token_ids: tokens of all texts, with separators, int32 [n].
-        order: positions with a token before and a token after them, sorted by the reversed text
-            before them; int32 [m]. `Corpus.of` sorts them.
+        paths: files and folders.
+
+    Raises:
+        ConfigError: for a named file that cannot be read or is not text, and if no text is left.
     """
 
-    def __init__(self, token_ids: NDArray[int32], order: NDArray[int32]) -> None:
-        import numpy as np
+    def __init__(self, paths: Sequence[str]) -> None:
+        # In the order of their paths.
+        self._texts: dict[str, None] = {}
+        self._skipped, self._stopped_at = 0, ""
+        size = files = 0
+        for path, named in chain.from_iterable(map(_files_at, paths)):
+            try:
+                text = _read(path)
+            except ConfigError:
+                if named:
+                    raise
+                self._skipped += 1
+                continue
+            files, size = files + 1, size + (len(text.encode()) if text not in self._texts else 0)
+            if size > MOST_BYTES or files > MOST_FILES:
+                self._stopped_at = path
+                break
+            lines = path.removesuffix(".gz").endswith(".jsonl")
+            self._texts |= dict.fromkeys(_of_lines(text) if lines else [text])
+        if not any(map(str.strip, self._texts)):
+            left_out = f" (left out: {self.left_out})" if self.left_out else ""
+            raise ConfigError(
+                f"{_WHAT} {', '.join(map(printable, paths))} is empty{left_out}; give files or folders "
+                "with text."
+            )
 
-        self.num_tokens = int(np.count_nonzero(token_ids != SEPARATOR))
-        self.vocab_size = int(token_ids.max(initial=SEPARATOR)) + 1
-        assert self.vocab_size < 1 << _BITS
-        self._tokens = np.ascontiguousarray(token_ids).data
-        self._order = np.ascontiguousarray(order).data
-        self._backwards = token_ids[::-1].astype(">u4").tobytes()
-        # For each place in the order: the SHORTEST_MATCH tokens before it as one number.
-        keys = np.zeros(len(order), dtype=np.int64)
-        for back in range(1, SHORTEST_MATCH + 1):
-            keys = keys << _BITS | token_ids[order - back] & (1 << _BITS) - 1
-        self._keys = keys.data
+    def __len__(self) -> int:
+        return len(self._texts)
 
-    def __repr__(self) -> str:
-        return f"Corpus({self.num_tokens} tokens)"
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
 
-    @classmethod
-    def of(cls, texts: Iterable[Sequence[int]]) -> Corpus:
-        """Index texts of token ids, in a second or two per million tokens."""
-        token_ids = with_separators(texts)
-        return cls(token_ids, sorted_positions(token_ids))
+    @property
+    def left_out(self) -> str:
+        """Files that were left out, in words; empty if there are none."""
+        parts = []
+        if self._skipped:
+            files = "1 file that is" if self._skipped == 1 else f"{self._skipped} files that are"
+            parts.append(f"{files} no text, too long or unreadable")
+        if self._stopped_at:
+            parts.append(
+                f"{printable(self._stopped_at)} and all after it, as {size_text(MOST_BYTES)} in "
+                f"{MOST_FILES} files are the most"
+            )
+        return ", ".join(parts)
 
-    def match(self, token_ids: Sequence[int], least: int = SHORTEST_MATCH) -> tuple[Places, int]:
-        """Places after the longest ending of `token_ids` in the texts, and its length, at most LONGEST_MATCH.
 
-        Nothing and 0 if it is shorter than `least`, which is SHORTEST_MATCH or more.
-        """
-        ending = token_ids[: -LONGEST_MATCH - 1 : -1]
-        if len(ending) < least:
-            return (), 0
-        key = 0
-        for token in ending[:SHORTEST_MATCH]:
-            key = key << _BITS | token
-        keys = self._keys
-        low = bisect_left(keys, key)
-        if low == len(keys) or keys[low] != key:
-            return (), 0
-        high = bisect_left(keys, key + 1, low)
-        wanted = pack(f">{len(ending)}I", *ending)
-        shortest = wanted[: _WIDTH * least]
-        low = self._first(shortest, low, high)
-        if low == high or self._before(low, len(shortest)) != shortest:
-            return (), 0
-        found = self._first(wanted, low, high)
-        near = [at for at in (found - 1, found) if low <= at < high]
-        length = max([_shared(self._before(at, len(wanted)), wanted) for at in near])
-        return self._around(found, wanted[: _WIDTH * length], low, high), length
+def _files_at(path: str) -> Iterator[tuple[str, bool]]:
+    """Files at a path, without empty ones of folders; the second value is True for one that was named."""
+    if not os.path.isdir(path):
+        yield path, True
+        return
+    for parent, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            file = os.path.join(parent, name)
+            if not os.path.exists(file) or (is_regular(file) and os.path.getsize(file)):
+                yield file, False
 
-    def _first(self, wanted: bytes, low: int, high: int) -> int:
-        """The first place in the order whose reversed text before it is not less than `wanted`."""
-        backwards, size, end = self._backwards, len(wanted), len(self._backwards)
 
-        def before(position: int) -> bytes:
-            start = end - _WIDTH * position
-            return backwards[start : start + size]
+def _read(path: str) -> str:
+    """The text of a file.
 
-        return bisect_left(self._order, wanted, low, high, key=before)
-
-    def _before(self, at: int, size: int) -> bytes:
-        """The reversed text before a place in the order."""
-        start = len(self._backwards) - _WIDTH * self._order[at]
-        return self._backwards[start : start + size]
-
-    def _around(self, found: int, wanted: bytes, low: int, high: int) -> Places:
-        """The positions near a place in the order that follow `wanted`; all of them are adjacent."""
-        first = last = found
-        size = len(wanted)
-        while first > max(low, found - MOST_PLACES) and self._before(first - 1, size) == wanted:
-            first -= 1
-        while last < min(high, found + MOST_PLACES) and self._before(last, size) == wanted:
-            last += 1
-        return tuple(self._order[first:last])
-
-    def after(self, places: Places, token: int) -> Places:
-        """The places at which `token` occurs and another token follows, moved on by one."""
-        tokens = self._tokens
-        return tuple(
-            [at + 1 for at in places if tokens[at] == token and tokens[at + 1] != SEPARATOR]
+    Raises:
+        ConfigError: for a file that cannot be read or is not text.
+    """
+    binary = _is_binary(path)
+    text = "" if binary else read_text(path, _WHAT, ConfigError, most_bytes=MOST_BYTES)
+    if binary or "\0" in text:
+        raise ConfigError(
+            f"{_WHAT} {printable(path)} is a binary file; give text, or leave it out."
         )
-
-    def children(self, places: Places) -> list[PlacesChild]:
-        """The tokens that come next, the most frequent first, the first among equals; at most MOST_CHILDREN.
-
-        Their shares leave room for one token that has never come next.
-        """
-        groups: dict[int, list[int]] = {}
-        for place in places:
-            groups.setdefault(self._tokens[place], []).append(place + 1)
-        groups.pop(SEPARATOR, None)
-        ranked = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
-        total = len(places) + 1
-        return [
-            (token, len(after) / total, tuple(after)) for token, after in ranked[:MOST_CHILDREN]
-        ]
-
-    def chain(self, places: Places, length: int, stops: frozenset[int]) -> list[int]:
-        """The first child of each place from `places` on: `length` tokens, or up to a stop token."""
-        chain: list[int] = []
-        while len(places) > 1 and len(chain) < length:
-            children = self.children(places)
-            if not children:
-                return chain
-            token, _, places = children[0]
-            chain.append(token)
-            if token in stops:
-                return chain
-        for token in self._tokens[places[0] : places[0] + length - len(chain)].tolist():
-            if token == SEPARATOR:
-                break
-            chain.append(token)
-            if token in stops:
-                break
-        return chain
+    return text
 
 
-class Quote:
-    """The longest ending of one growing text that a corpus holds."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus = corpus
-        self._places: Places = ()
-        self._length = self._seen = 0
-
-    def longest(self, token_ids: Sequence[int], above: int = 0) -> tuple[Places, int]:
-        """Places after the match of the text so far, and the length that it counts as in the text itself.
-
-        Nothing and 0 if that length is not above `above`.
-        """
-        # If the text continues like one of the places, its longest match is still there, because no match can
-        # grow faster.
-        for token in token_ids[self._seen :] if self._places else ():
-            self._places = self.corpus.after(self._places, token)
-            self._length = min(self._length + 1, LONGEST_MATCH)
-        least = TOKENS_PER_OWN * (above + 1)
-        if not self._places and self._seen < len(token_ids) and least <= LONGEST_MATCH:
-            self._places, self._length = self.corpus.match(token_ids, least)
-        self._seen = len(token_ids)
-        return (self._places, self._length // TOKENS_PER_OWN) if self._length >= least else ((), 0)
+def _is_binary(path: str) -> bool:
+    """True if the first bytes of a file are no text, so that it need not be read."""
+    if path.endswith(".gz") or not is_regular(path):
+        return False
+    with suppress(OSError), open(path, "rb") as file:
+        return b"\0" in file.read(_SNIFFED)
+    return False
 
 
-def with_separators(texts: Iterable[Sequence[int]]) -> NDArray[int32]:
-    """The tokens of all texts, a separator before each and one after the last."""
-    import numpy as np
-
-    parts = [np.array([*text, SEPARATOR], dtype=np.int32) for text in texts]
-    return np.concatenate([np.array([SEPARATOR], dtype=np.int32), *parts])
-
-
-def sorted_positions(token_ids: NDArray[int32]) -> NDArray[int32]:
-    """Positions with a token before and after them, sorted by the LONGEST_MATCH tokens before them, reversed.
-
-    Prefix doubling: endings of 2k tokens are in the order of pairs of endings of k tokens.
-    """
-    import numpy as np
-
-    size = len(token_ids)
-    ranks = token_ids.astype(np.int64)
-    # Separators come last, like their bytes; 0 represents the text before the beginning.
-    ranks[token_ids == SEPARATOR] = ranks.max(initial=0) + 1
-    ranks += 1
-    length, order = 1, np.argsort(ranks, kind="stable")
-    while length < LONGEST_MATCH:
-        earlier = np.zeros(size, dtype=np.int64)
-        earlier[length:] = ranks[:-length]
-        keys = ranks * (int(ranks.max(initial=0)) + 1) + earlier
-        length *= 2
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        ranks[order] = np.cumsum(np.concatenate([[1], keys[1:] != keys[:-1]]))[:size]
-    last = token_ids != SEPARATOR
-    followed = np.append(last[1:], False)
-    ordered: NDArray[int32] = (order[(last & followed)[order]] + 1).astype(np.int32)
-    return ordered
+def _of_lines(text: str) -> list[str]:
+    """The texts of JSON lines; the whole text for other lines, or if there are none."""
+    texts: list[str] = []
+    try:
+        for line in text.split("\n"):
+            if line.strip():
+                texts += _of_object(json.loads(line))
+    except (ValueError, RecursionError):
+        return [text]
+    # JSON can hold half a character (a lone surrogate), which is replaced.
+    return [one.encode(errors="replace").decode() for one in texts] or [text]
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    """Number of tokens that two endings have in common from their beginning on."""
-    size = min(len(one), len(other))
-    differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
-    return (8 * size - differ.bit_length()) // (8 * _WIDTH)
+def _of_object(content: Any) -> Iterator[str]:
+    """Values of a JSON object under the keys of texts, including those in its messages."""
+    if isinstance(content, Mapping):
+        yield from (content[key] for key in _KEYS if isinstance(content.get(key), str))
+        messages = content.get("messages")
+        for message in messages if isinstance(messages, list) else ():
+            yield from _of_object(message)
