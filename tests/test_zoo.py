@@ -125,7 +125,7 @@ def test_the_pair_is_proven(engine: forerun.Engine, prompts: list[str]) -> None:
     assert engine.tokenizer is not None
     several = [engine.tokenizer.encode(text)[-32:] for text in prompts[:8]]
     params = forerun.SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
-    effort = Effort(num_tokens=256, output_tokens=32, equality_prompts=2, parts=PARTS[1:])
+    effort = Effort(num_tokens=256, output_tokens=32, equality_prompts=2, part=PARTS[1:])
     proof = prove(engine, several, params, effort)
     assert proof.passed
     assert proof.statistics is not None

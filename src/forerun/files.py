@@ -113,14 +113,23 @@ def decode(content: bytes, where: str, error: type[ForerunError]) -> str:
 
 
 def parse_json(text: str, where: str, error: type[ForerunError]) -> Any:
-    """Value of a JSON text; for other text `error` is raised, with `where` as its name."""
+    """Value of a JSON text; `error`, which names `where`, for other text and a key that is given twice."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise error(f"{where} is not JSON (nested too deep).") from None
     except ValueError as problem:  # Also for an integer of thousands of digits.
         detail = str(problem).partition(";")[0]
         raise error(f"{where} is not JSON ({detail}).") from problem
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} is given twice")
+    return content
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:

@@ -26,12 +26,7 @@ T = TypeVar("T")
 # True is not an integer, "3" is not a number, and a misspelt name is an error.
 _CONFIG = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 _NULL = {"type": "null"}
-_WORDS = {
-    "boolean": "True or False",
-    "array": "a list or tuple",
-    "object": "a mapping",
-    "null": "None",
-}
+_WORDS = {"boolean": "True or False", "array": "a list or tuple", "object": "a mapping"}
 
 
 @dataclass(frozen=True)
@@ -349,7 +344,9 @@ def _descend(schema: Mapping[str, Any], steps: list[Any]) -> Mapping[str, Any]:
 def _in_words(schema: Mapping[str, Any]) -> str:
     """The values that a schema allows, in words."""
     if "anyOf" in schema:
-        return " or ".join(map(_in_words, schema["anyOf"]))
+        # None, which leaves an option out, cannot be typed.
+        some = [one for one in schema["anyOf"] if one != _NULL]
+        return " or ".join(map(_in_words, some))
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     kind = schema.get("type", "value")

@@ -49,6 +49,7 @@ def test_the_object_is_as_the_flags(content: dict[str, Any], flags: tuple[str, .
     ("text", "words"),
     [
         ("{", ["--speculative-config", "not JSON"]),
+        ('{"method": "ngram", "method": "suffix"}', ["--speculative-config", "given twice"]),
         ("[1]", ["[1]", '{"method": "ngram"}']),
         ("ngram", ["not JSON"]),
         ('{"methd": "ngram"}', ["methd", "'method'", "Known:", "prompt_lookup_max"]),

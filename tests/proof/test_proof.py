@@ -28,7 +28,7 @@ VOCAB, ROWS = 8, 4
 TARGET = ToyModel(VOCAB, sharpness=1.2, max_context=64)
 DRAFT = ToyModel(VOCAB, sharpness=1.2, noise=0.8, max_context=64)
 PROMPTS = [[1, 2, 3], [4, 5]]
-FEW = Effort(num_tokens=400, output_tokens=20, equality_prompts=2, parts=("statistics", "equality"))
+FEW = Effort(num_tokens=400, output_tokens=20, equality_prompts=2, part=("statistics", "equality"))
 SAMPLED = SamplingParams(temperature=0.9)
 
 
@@ -118,7 +118,7 @@ def test_on_a_bitwise_backend_no_difference_is_excused(monkeypatch: pytest.Monke
     for exactness in (Exactness.DISTRIBUTIONAL, Exactness.BITWISE):
         monkeypatch.setattr(Tied, "exactness", exactness)
         engine = engine_of(Tied(VOCAB, max_context=64))
-        proof = proof_of(engine, greedy, replace(FEW, parts=("equality",)))
+        proof = proof_of(engine, greedy, replace(FEW, part=("equality",)))
         assert proof.equality is not None
         assert proof.equality.modes[0].identical < 2
         assert proof.passed == (exactness is Exactness.DISTRIBUTIONAL)
@@ -156,7 +156,7 @@ def test_the_given_engine_is_proven_and_left_as_it_was() -> None:
 
 
 def test_auto_enumerates_every_rule_that_it_may_take() -> None:
-    proof = proof_of(engine_of(), effort=replace(FEW, parts=("enumeration",)))
+    proof = proof_of(engine_of(), effort=replace(FEW, part=("enumeration",)))
     assert proof.passed
     assert proof.enumeration is not None
     rules = [rule.rule for rule in proof.enumeration.rules]
@@ -169,14 +169,14 @@ def test_auto_enumerates_every_rule_that_it_may_take() -> None:
 @pytest.mark.parametrize("rule", ["auto", "block", "typical"])
 def test_the_level_is_the_one_that_the_engine_states(rule: str) -> None:
     engine = engine_of(rule=rule)
-    proof = proof_of(engine, effort=replace(FEW, parts=("enumeration",)))
+    proof = proof_of(engine, effort=replace(FEW, part=("enumeration",)))
     assert proof.level is engine.exactness
 
 
 def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> None:
     """It declares its level, and both enumeration and statistics show it."""
     parts = ("enumeration", "statistics")
-    proof = proof_of(engine_of(rule="typical"), effort=replace(FEW, parts=parts))
+    proof = proof_of(engine_of(rule="typical"), effort=replace(FEW, part=parts))
     assert proof.level is Exactness.APPROXIMATE
     assert not proof.passed
     assert proof.enumeration is not None
@@ -193,7 +193,7 @@ def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> N
 def test_proofs_of_nothing_are_refused() -> None:
     engine = engine_of()
     with pytest.raises(ConfigError, match="nothing to do"):
-        proof_of(engine, SamplingParams(temperature=0), replace(FEW, parts=("statistics",)))
+        proof_of(engine, SamplingParams(temperature=0), replace(FEW, part=("statistics",)))
     with pytest.raises(ConfigError, match="plain decoding"):
         proof_of(Engine(TARGET, max_batch_size=ROWS))
     with pytest.raises(ConfigError, match="at least one"):
@@ -226,7 +226,7 @@ def test_invalid_efforts(change: dict[str, Any]) -> None:
 
 def test_seeds_may_be_negative() -> None:
     first, second = (
-        proof_of(engine_of(), effort=replace(FEW, seed=seed, parts=("statistics",)))
+        proof_of(engine_of(), effort=replace(FEW, seed=seed, part=("statistics",)))
         for seed in (-1, -2)
     )
     assert first.passed
@@ -236,7 +236,7 @@ def test_seeds_may_be_negative() -> None:
 
 def test_amounts_are_what_the_time_allows_or_those_that_are_given() -> None:
     """In no time at least a few outputs are tested; given numbers do not depend on it."""
-    short = Effort(seconds=1e-9, output_tokens=20, parts=("statistics", "equality"))
+    short = Effort(seconds=1e-9, output_tokens=20, part=("statistics", "equality"))
     proof = proof_of(engine_of(), effort=short)
     assert proof.statistics is not None
     assert proof.equality is not None

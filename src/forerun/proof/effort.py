@@ -61,7 +61,7 @@ class Effort:
         description="Probability of a false alarm of the statistics, before a second look.",
     )
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
-    parts: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = option(
+    part: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = option(
         default=PARTS,
         description="Run only this part.",
         repeat=True,
@@ -69,8 +69,8 @@ class Effort:
     )
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise ConfigError(f"parts are empty; give some of {', '.join(PARTS)}.")
+        if not self.part:
+            raise ConfigError(f"part is empty; give some of {', '.join(PARTS)}.")
 
 
 @dataclass

@@ -98,11 +98,11 @@ def prove(
         None if effort.num_tokens else STATISTICS * effort.seconds,
     )
     statistics = enumeration = equality = None
-    if "statistics" in effort.parts and not params.greedy:
+    if "statistics" in effort.part and not params.greedy:
         statistics = by_statistics(engine, prompts, outputs)
-    if "enumeration" in effort.parts:
+    if "enumeration" in effort.part:
         enumeration = by_enumeration(_rules_to_enumerate(engine), params)
-    if "equality" in effort.parts:
+    if "equality" in effort.part:
         count = effort.equality_prompts or MOST_PROMPTS
         left = max(effort.seconds - (perf_counter() - started), 0.0)
         few = replace(
@@ -162,9 +162,9 @@ def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
 
 
 def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:
-    if "statistics" in effort.parts and params.greedy:
+    if "statistics" in effort.part and params.greedy:
         yield GREEDY_NOTE
-    if "equality" in effort.parts and not params.greedy and rule not in SEEDED_RULES:
+    if "equality" in effort.part and not params.greedy and rule not in SEEDED_RULES:
         yield (
             f"rule {rule} does not promise plain decoding's tokens for a seed; auto and coupled do."
         )
@@ -203,7 +203,7 @@ def _check_engine(engine: Engine) -> None:
 
 
 def _check_parts(effort: Effort, params: SamplingParams) -> None:
-    if params.greedy and set(effort.parts) == {"statistics"}:
+    if params.greedy and set(effort.part) == {"statistics"}:
         raise ConfigError(f"the statistics have nothing to do: {GREEDY_NOTE}")
 
 

@@ -52,7 +52,7 @@ class ProveRequest:
     certificate: FileName | None = option(
         default=None, description="Write a Markdown certificate there."
     )
-    effort: Effort = part(default=Effort, section="Proof", renamed={"parts": "part"})
+    effort: Effort = part(default=Effort, section="Proof")
     prompt_tokens: int = option(
         default=DEFAULT_PROMPT_TOKENS,
         ge=1,
