@@ -1,6 +1,7 @@
-"""How near policy auto comes to the best fixed length, by method and category.
+r"""How near policy auto comes to the best fixed length, by method and category.
 
-forerun bench -m smollm2 --methods suffix,ngram --lengths 1,2,4,8 --policies fixed,auto --records ROWS.jsonl
+forerun bench -m smollm2 --method suffix,ngram --num-speculative-tokens 1,2,4,8 --policy fixed,auto \
+    --records ROWS.jsonl
 python -m benchmarks.near_the_best ROWS.jsonl
 
 The best fixed setting of each method, category, temperature and batch size, plain decoding among them, is

@@ -37,7 +37,7 @@ for arguments in (
     ["info", "zoo"],
     ["generate", "-m", "zoo", "--temperature", "0", "-n", "4", "--prompt", "def add(a, b):"],
     ["simulate", "--acceptance", "0.7"],
-    [*("bench", "-m", "zoo", "--methods", "ngram", "--lengths", "2", "--temperatures", "0"),
+    [*("bench", "-m", "zoo", "--method", "ngram", "--num-speculative-tokens", "2", "--temperature", "0"),
      *("--limit", "1", "-n", "4", "--minutes", "0")],
     ["diffusion", "--help"],
 ):

@@ -1,6 +1,6 @@
 """Regret of policies on recorded workloads.
 
-forerun tune -m smollm2 --prompts chat.jsonl --records chat-rounds.jsonl --confirm 0
+python -m benchmarks.rivals.record -m smollm2 --prompts chat.jsonl --output chat-rounds.jsonl
 python -m benchmarks.rivals chat-rounds.jsonl code-rounds.jsonl summaries-rounds.jsonl
 
 Every policy decodes the same recorded outputs, one request after the other, and learns as it goes. Printed
@@ -17,8 +17,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.rivals.records import Records
 from benchmarks.rivals.regret import ALL, NO_DRAFTER, Workload, regrets
-from forerun.bench.tune.records import Records
 from forerun.report.markdown import as_markdown
 from forerun.report.table import Table
 
@@ -58,7 +58,7 @@ def table(lost: Lost) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
-    parser.add_argument("records", nargs="+", type=Path, help="files that forerun tune has written")
+    parser.add_argument("records", nargs="+", type=Path, help="files of `benchmarks.rivals.record`")
     parser.add_argument("--orders", type=int, default=4, help="orders of the texts; default 4")
     parser.add_argument("--by-drafter", action="store_true", help="a table for each drafter")
     parser.add_argument("--json", action="store_true")

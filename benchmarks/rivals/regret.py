@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
+from benchmarks.rivals.fit import costs_of, plain_seconds
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
+from benchmarks.rivals.records import RecordedOutput, Records
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
-from forerun.bench.tune.prediction import costs_of, plain_seconds
-from forerun.bench.tune.records import RecordedOutput, Records
 from forerun.costs.rounds import Costs, RoundCosts
 from forerun.policies import make_policy
 

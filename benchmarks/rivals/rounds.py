@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forerun.bench.tune.records import RecordedOutput
+from benchmarks.rivals.records import RecordedOutput
 from forerun.costs.rounds import RoundCosts, Seconds
 
 Recorded = Mapping[str, RecordedOutput]

@@ -153,10 +153,10 @@ def test_what_policies_say_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """By those that have not forgotten it: what the default decided, and what any of them gave up."""
     (warm, _), (cold, _), other = learning(cold=False), learning(cold=True), drafting()
     assert warm.notes == []
+    monkeypatch.setattr("forerun.bench.contestants.in_words", lambda _: "3 rounds")
     for kind in (Learning, FixedPolicy):
         monkeypatch.setattr(kind, "given_up", lambda _: ["a was given up"])
         monkeypatch.setattr(kind, "report", lambda _: {"plain": 3})
-        monkeypatch.setattr(kind, "in_words", lambda _: "3 rounds")
     assert warm.notes == ["default decided: 3 rounds", "default: a was given up"]
     assert cold.notes == []
     assert other.notes == [f"{other.name}: a was given up"]
@@ -216,6 +216,32 @@ def test_losers_are_left_out_where_time_is_short(monkeypatch: pytest.MonkeyPatch
         assert counts["low"] == FEW + left
         assert counts["token_recycling"] == FEW + 3
         assert len(made.notes) == (left == 0)
+
+
+def test_a_knock_out_leaves_the_fastest_and_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower half goes after 2 and 4 prompts; an interrupted one ends as it would have ended."""
+    speeds = {"a": 0.8, "b": 0.9, "c": 1.0, "d": 1.1, DEFAULT: 0.5}
+    name_of = {row.partition(",")[0]: speed for row, speed in speeds.items()}
+    monkeypatch.setattr(
+        MeasuredPair, "speedup", property(lambda row: name_of[row.key.setting.partition(",")[0]])
+    )
+    named = []
+    for name in speeds:
+        one = drafting()
+        one.setting = replace(one.setting, method=name)
+        named.append(one)
+    made = session(*named, finalists=1)
+    made.prompts = [EncodedPrompt(str(n), "a", (1, n)) for n in range(6)]
+    rows = list(made.run())
+    counts = Counter(row.key.setting.partition(",")[0] for row in rows)
+    assert counts == {"a": 2, "b": 2, "c": 4, "d": 6, DEFAULT: 6}
+    assert {name.partition(",")[0] for name, _, _ in made.knocked_out} == {"a", "b", "c"}
+    assert "left out after 2 prompts" in made.notes[0]
+    assert "(0.90 x)" in made.notes[0]
+    again = session(*named, finalists=1, done={row.key: row for row in rows[:7]})
+    again.prompts = made.prompts
+    assert [row.key for row in again.run()] == [row.key for row in rows[7:]]
+    assert again.knocked_out == made.knocked_out
 
 
 class Clock:

@@ -31,6 +31,7 @@ def test_the_default_is_measured_warm_and_cold() -> None:
     assert f"{COLD}: the first request on a new machine" in note
     assert "left on disk" in note
     assert not cross(Axes(["suffix"]), "zoo").notes
+    assert cross(Axes([DEFAULT]), "zoo", cold=False).settings == (warm,)
 
 
 def test_what_cannot_be_crossed_is_said() -> None:

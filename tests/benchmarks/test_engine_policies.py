@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
+from benchmarks.rivals.fit import plain_seconds
+from benchmarks.rivals.records import RecordedOutput
 from benchmarks.rivals.replay import Fixed, View, replay
 from benchmarks.rivals.rounds import DraftChoice, Replayed
-from forerun.bench.tune.prediction import plain_seconds
-from forerun.bench.tune.records import RecordedOutput
 from forerun.contracts import CausalLM, Drafter
 from forerun.core import Plan, Request
 from forerun.policies import auto

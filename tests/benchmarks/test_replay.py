@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.rivals.fit import plain_seconds
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, View, replay
 from benchmarks.rivals.rounds import PLAIN, DraftChoice
-from forerun.bench.tune.prediction import plain_seconds
-from forerun.bench.tune.prediction import replay as replay_length
 from forerun.errors import ConfigError
 from tests.helpers.recorded import costs, output, recorded
 
@@ -86,17 +85,13 @@ def test_plain_rounds_cost_what_plain_decoding_costs_here() -> None:
     )
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 8])
-def test_a_policy_of_one_length_is_replayed_as_that_length(length: int) -> None:
-    outputs = [output("good", 20 + seed, seed) for seed in range(3)]
-    expected = replay_length(outputs, COSTS["good"], length)
-    batch = [{"good": output} for output in outputs]
-    found = replay(batch, {"good": COSTS["good"]}, Fixed("good", length))
-    assert (found.rounds, found.tokens, found.drafted, found.accepted) == (
-        *(expected.rounds, expected.tokens, expected.drafted, expected.accepted),
+def test_a_first_draft_is_paid_once_a_request() -> None:
+    text = {"good": output("good")}
+    with_first, without = (
+        replay([text], {"good": table}, Fixed("good", 3)).seconds
+        for table in (COSTS["good"], costs(draft=0.2))
     )
-    assert found.seconds == pytest.approx(expected.total)
-    assert found.draft_seconds == pytest.approx(expected.seconds.draft)
+    assert with_first - without == pytest.approx(0.1 * 3)
 
 
 def test_a_policy_is_shown_the_past_alone() -> None:

@@ -35,11 +35,11 @@ def prompts(write: Write) -> str:
 
 @pytest.fixture
 def small(cli: Cli, prompts: str) -> tuple[str, ...]:
-    pair = ("--model", cli.target, "--draft-model", cli.draft, "--methods", "draft_model,suffix")
+    pair = ("--model", cli.target, "--draft-model", cli.draft, "--method", "draft_model,suffix")
     few = (
-        "--lengths",
+        "--num-speculative-tokens",
         "2",
-        "--temperatures",
+        "--temperature",
         "0",
         "--max-tokens",
         "6",
@@ -58,9 +58,18 @@ def run_json(cli: Cli, *arguments: str) -> dict[str, Any]:
 
 
 def test_all_engines_have_the_precision_of_the_cache(cli: Cli, prompts: str) -> None:
-    method = ("--methods", "self_sparse", "--method-option", "sparse_coarse=true")
+    method = ("--method", "self_sparse", "--method-option", "sparse_coarse=true")
     run = ("bench", "--model", "zoo", "--prompts", prompts, *method)
-    few = ("--lengths", "2", "--temperatures", "0", "--max-tokens", "6", "--minutes", "0")
+    few = (
+        "--num-speculative-tokens",
+        "2",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "6",
+        "--minutes",
+        "0",
+    )
     content = run_json(cli, *run, *few, "--limit", "1", "--kv-dtype", "int8")
     assert content["facts"]["engine"].endswith("kv_dtype int8")
     [whole] = [cell for cell in content["cells"] if cell["category"] == "all"]
@@ -115,8 +124,8 @@ def test_the_default_is_measured_warm_and_cold(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(AutoPolicy, "given_up", lambda _: ["one was given up"])
     page, text = (str(tmp_path / name) for name in ("page.html", "report.md"))
-    few = ("--temperatures", "0", "--max-tokens", "6", "--ignore-eos", "--minutes", "0")
-    run = ("bench", "--model", cli.target, "--methods", "default", *few, "--prompts", prompts)
+    few = ("--temperature", "0", "--max-tokens", "6", "--ignore-eos", "--minutes", "0")
+    run = ("bench", "--model", cli.target, "--method", "default", *few, "--prompts", prompts)
     content = run_json(cli, *run, "--html", page, "--markdown", text)
     whole = [cell for cell in content["cells"] if cell["category"] == "all"]
     assert {cell["setting"] for cell in whole} == {"default", "default, cold"}
@@ -172,7 +181,7 @@ def test_an_interruption_keeps_what_was_measured(
 
 def test_batches_and_trees(cli: Cli, small: tuple[str, ...]) -> None:
     content = run_json(
-        cli, *small, "--batch-sizes", "1,2", "--trees", "chain,auto", "--tree-nodes", "4"
+        cli, *small, "--batch-sizes", "1,2", "--tree", "chain,auto", "--num-tree-nodes", "4"
     )
     whole = [cell for cell in content["cells"] if cell["category"] == "all"]
     assert {(cell["batch_size"], "tree" in cell["setting"]) for cell in whole} == {
@@ -192,12 +201,12 @@ def test_bad_lines_are_counted(cli: Cli, small: tuple[str, ...], write: Write) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--methods", "sufix"), ["'sufix'", "'suffix'"]),
-        (("--lengths", "0"), ["--lengths", "[1, 64]"]),
-        (("--lengths", "some"), ["--lengths", "not an integer"]),
-        (("--temperatures", "-1"), ["--temperatures"]),
-        (("--policies", "fast"), ["'fast'", "adaptive"]),
-        (("--trees", "absent.json"), ["absent.json"]),
+        (("--method", "sufix"), ["'sufix'", "'suffix'"]),
+        (("--num-speculative-tokens", "0"), ["--num-speculative-tokens", "[1, 64]"]),
+        (("--num-speculative-tokens", "some"), ["--num-speculative-tokens", "not an integer"]),
+        (("--temperature", "-1"), ["--temperature"]),
+        (("--policy", "fast"), ["'fast'", "adaptive"]),
+        (("--tree", "absent.json"), ["absent.json"]),
         (("--workloads", "json"), ["--prompts", "--workloads"]),
         (("--html", "/absent/page.html"), ["--html", "/absent"]),
         (("--method-option", "x"), ["NAME=VALUE"]),

@@ -72,8 +72,17 @@ def test_transformers_runs_beside(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"turns": ["def add(a, b):"]}) + "\n")
     result = cli.run(
-        *("bench", "--model", cli.target, "--prompts", str(path), "--methods", "suffix"),
-        *("--lengths", "2", "--temperatures", "0", "--max-tokens", "4", "--ignore-eos", "--json"),
+        *("bench", "--model", cli.target, "--prompts", str(path), "--method", "suffix"),
+        *(
+            "--num-speculative-tokens",
+            "2",
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "4",
+            "--ignore-eos",
+            "--json",
+        ),
         *("--dtype", "fp32", "--against", "transformers", "--peers-cache", str(tmp_path / "peers")),
     )
     assert result.exit_code == 0, result.output

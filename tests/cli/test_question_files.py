@@ -11,7 +11,6 @@ import pytest
 
 from forerun.bench.request import BenchRequest
 from forerun.bench.run import questions_of
-from forerun.bench.tune.report import sample_of
 from forerun.measure.questions import read_questions
 from forerun.proof.request import ProveRequest, texts_of
 
@@ -27,7 +26,6 @@ READERS: dict[str, Callable[[list[str]], list[str]]] = {
     "bench": lambda paths: [q.turns[0] for q in questions_of(BenchRequest(prompts=tuple(paths)))],
     "prove": lambda paths: texts_of(ProveRequest(prompts=tuple(paths))),
     "train data": lambda paths: [q.turns[0] for q in read_questions(paths)],
-    "tune": lambda paths: [q.turns[0] for q in sample_of(paths, 99)],
 }
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.tune.records import Records
-from forerun.bench.tune.workbench import Workbench
-from tests.cli.conftest import CONTEXT
+from forerun.bench.session import BenchSession
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
 SMALL = (
-    *("--max-tokens", "12", "--seconds", "0.01", "--max-context", "128", "--num-prompts", "4"),
-    *("--methods", "ngram,draft_model", "--longest", "3"),
+    *("--max-tokens", "12", "--max-context", "128", "--num-prompts", "4", "--finalists", "2"),
+    *("--method", "ngram,draft_model", "--num-speculative-tokens", "1-3"),
 )
 QUESTIONS = "\n".join(
     json.dumps({"category": category, "prompt": f"def {name}(a, b):"})
@@ -38,44 +36,29 @@ def tuned(cli: Cli, prompts: str, *args: str) -> dict[str, Any]:
     return content
 
 
-def test_every_setting_is_predicted_and_the_best_are_run(cli: Cli, prompts: str) -> None:
-    content = tuned(cli, prompts, "--confirm", "2")
-    rows = {(row["candidate"], row["num_tokens"]): row for row in content["rows"]}
-    candidates = {"ngram", f"draft_model ({cli.draft})"}
-    assert rows.keys() == {(name, n) for name in candidates for n in (1, 2, 3)}
-    assert all(row["by_category"].keys() == {"sums", "loops"} for row in rows.values())
-    run = [row for row in content["rows"] if row["confirmed"] is not None]
-    assert len(run) == 2
-    for row in run:
-        assert row["error"] == pytest.approx(row["speedup"] / row["confirmed"] - 1.0)
-    assert content["verdict"]
+def test_the_faster_half_runs_on_all_prompts(cli: Cli, prompts: str) -> None:
+    content = tuned(cli, prompts)
+    whole = [cell for cell in content["cells"] if cell["category"] == "all"]
+    assert len(whole) == 3
+    assert all(cell["pairs"] == cell["identical"] == 4 for cell in whole)
+    [left_out] = [
+        text for text in content["remarks"] if text.startswith("left out after 2 prompts")
+    ]
+    assert left_out.count(" x)") == 3
+    # Four prompts are too few for a verdict, as they are for `forerun bench`.
+    assert content["verdicts"][0]["advice"].startswith("too few prompts to tell")
 
 
-def test_forerun_by_itself_runs_beside_candidates_that_were_not_named(
-    cli: Cli, prompts: str, tmp_path: Path
-) -> None:
-    file = str(tmp_path / "rounds.jsonl")
-    short = (*SMALL[:-4], "--longest", "2", "--confirm", "1", "--records", file)
-    result = cli.run("tune", "--model", cli.target, "--prompts", prompts, *short)
-    assert result.exit_code == 0, result.output
-    run = {key.setting for key in Records.read(file).pairs}
-    assert "default" in run
-    assert len(run) == 2
-
-
-def test_batches_trees_and_precisions_are_settings_too(cli: Cli, prompts: str) -> None:
-    content = tuned(
-        *(cli, prompts, "--batch-sizes", "1,2", "--trees", "4", "--draft-dtypes", "fp32,bf16"),
-        *("--confirm", "1", "--temperature", "1", "--seed", "3"),
+def test_forerun_by_itself_runs_beside_methods_that_were_not_named(cli: Cli, prompts: str) -> None:
+    few = ("--max-tokens", "6", "--num-prompts", "3", "--num-speculative-tokens", "2")
+    result = cli.run(
+        "tune", "--model", cli.target, "--prompts", prompts, *few, "--finalists", "1", "--json"
     )
-    settings = {(row["candidate"], row["num_tokens"], row["batch_size"]) for row in content["rows"]}
-    chains = [("ngram", n) for n in (1, 2, 3)] + [("ngram (tree of 4)", 3)]
-    for dtype in ("fp32", "bf16"):
-        own = f"{cli.draft}, draft_dtype={dtype}"
-        chains += [(f"draft_model ({own})", n) for n in (1, 2, 3)]
-        chains.append((f"draft_model ({own}, tree of 4)", 3))
-    assert settings == {(*chain, batch) for chain in chains for batch in (1, 2)}
-    assert content["config"].keys() == {"1", "2"}
+    assert result.exit_code == 0, result.output
+    cells = json.loads(result.stdout)["cells"]
+    whole = [cell["setting"] for cell in cells if cell["category"] == "all"]
+    assert "default" in whole
+    assert len(whole) == 2
 
 
 def test_the_config_that_is_written_is_one_that_commands_take(
@@ -83,106 +66,91 @@ def test_the_config_that_is_written_is_one_that_commands_take(
 ) -> None:
     """It samples as it was measured, which is not how generate does by itself."""
     file = str(tmp_path / "tuned.toml")
-    content = tuned(cli, prompts, "--output", file, "--num-prompts", "6")
+    [chosen] = tuned(cli, prompts, "--output", file, "--num-prompts", "6")["config"]
     done = cli.run("generate", "--config", file, "--max-tokens", "4", "--prompt", "def", "--json")
     assert done.exit_code == 0, done.output
-    chosen, completed = content["config"]["1"], json.loads(done.stdout)
+    completed = json.loads(done.stdout)
     assert completed["method"] == chosen.get("method")
     assert chosen["model"] == cli.target
     assert completed["sampling"]["temperature"] == chosen["temperature"] == 0.0
 
 
+def test_bench_measures_what_the_file_says(cli: Cli, prompts: str, write: Write) -> None:
+    file = write(
+        "tuned.toml",
+        f"""model = "{cli.target}"
+temperature = 0.0
+method = "draft_model"
+draft-model = "{cli.draft}"
+num-speculative-tokens = 2
+tree = "auto"
+num-tree-nodes = 4
+method-option = ["draft_dtype=fp32"]
+""",
+    )
+    few = ("--max-tokens", "6", "--limit", "1", "--minutes", "0", "--prompts", prompts, "--json")
+    result = cli.run("bench", "--config", file, *few)
+    assert result.exit_code == 0, result.output
+    cells = json.loads(result.stdout)["cells"]
+    assert {cell["setting"] for cell in cells} == {"draft_model draft, 2 tokens, tree of 4"}
+    assert {cell["temperature"] for cell in cells} == {0.0}
+    plain = write("plain.toml", f'model = "{cli.target}"\nspeculative = false\n')
+    refused(cli.run("bench", "--config", plain), "speculation is off", "leave that out")
+
+
 def test_an_interrupted_run_goes_on_and_measures_nothing_twice(
     cli: Cli, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = str(tmp_path / "rounds.jsonl")
-    usual, calls = Workbench.record, []
+    file = tmp_path / "rows.jsonl"
+    usual = BenchSession.run
 
-    def record(self: Workbench, *args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return usual(self, *args)
+    def interrupted(self: BenchSession) -> Any:
+        for number, row in enumerate(usual(self)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield row
 
-    monkeypatch.setattr(Workbench, "record", record)
+    monkeypatch.setattr(BenchSession, "run", interrupted)
     pair = ("--model", cli.target, "--draft-model", cli.draft)
-    stopped = cli.run("tune", *pair, "--prompts", prompts, *SMALL, "--records", file)
+    run = ("tune", *pair, "--prompts", prompts, *SMALL, "--records", str(file))
+    stopped = cli.run(*run)
     assert stopped.exit_code == 130
-    assert file in stopped.stderr
-    assert len(Records.read(file).outputs) == 2
-    resumed = tuned(cli, prompts, "--records", file)
-    assert len(calls) == 3 + 2 * 4 - 2
-    whole = tuned(cli, prompts, "--records", str(tmp_path / "other.jsonl"))
-    # Times differ, what was drafted and accepted does not.
-    measured = ("candidate", "num_tokens", "tokens_per_forward", "acceptance_rate")
-    assert sorted([row[name] for name in measured] for row in resumed["rows"]) == sorted(
-        [row[name] for name in measured] for row in whole["rows"]
-    )
-    before = len(calls)
-    again = tuned(cli, prompts, "--records", file)
-    assert len(calls) == before
-    assert again["rows"] == resumed["rows"]
-
-
-def test_the_table_and_the_verdict_for_people(cli: Cli, prompts: str) -> None:
-    pair = ("--model", cli.target, "--draft-model", cli.draft)
-    result = cli.run("tune", *pair, "--prompts", prompts, *SMALL)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert "Speed-up over plain decoding" in lines[0]
-    # Four prompts are too few for a verdict, as they are for `forerun bench`.
-    assert any(line.startswith("too few prompts to tell") for line in lines)
-
-
-def test_from_which_context_on_a_part_of_the_cache_pays(cli: Cli, prompts: str) -> None:
-    """Said for the method whose drafts depend on it, in words and as an object."""
-    args = ("--methods", "ngram,self_sparse", "--longest", "2", "--confirm", "0")
-    content = tuned(cli, prompts, *args)
-    [found] = content["break_even_contexts"]
-    assert found["candidate"] == "self_sparse"
-    assert found["model_context"] == CONTEXT
-    # These prompts are shorter than the window.
-    assert found["untested"]
-    assert [line.startswith("self_sparse") for line in content["contexts"]] == [True, False, False]
-    own = {row["num_tokens"]: row["break_even"] for row in content["rows"] if row["break_even"]}
-    assert own[found["num_tokens"]].items() <= found.items()
-    people = cli.run("tune", "--model", cli.target, "--prompts", prompts, *SMALL, *args)
-    assert "Contexts are predicted from what drafts read" in people.stdout
+    assert "interrupted: these are the pairs" in stopped.stderr
+    assert len(file.read_text().splitlines()) == 1 + 3
+    monkeypatch.setattr(BenchSession, "run", usual)
+    first = tuned(cli, prompts, "--records", str(file))
+    # Six settings on two prompts, the faster three on two more.
+    assert len(file.read_text().splitlines()) == 1 + 6 * 2 + 3 * 2
+    again = tuned(cli, prompts, "--records", str(file))
+    assert len(file.read_text().splitlines()) == 1 + 6 * 2 + 3 * 2
+    assert {cell["setting"] for cell in again["cells"]} == {c["setting"] for c in first["cells"]}
 
 
 def test_the_precision_of_the_cache_is_part_of_the_model(
     cli: Cli, prompts: str, tmp_path: Path
 ) -> None:
     """Methods run with it, and the file for other commands has it."""
-    file, records = str(tmp_path / "tuned.toml"), str(tmp_path / "rounds.jsonl")
-    small = ("--num-prompts", "1", "--confirm", "0", *SMALL[:6], "--longest", "2", "--json")
-    run = ("tune", "--model", "zoo", "--prompts", prompts, *small, "--methods", "self_sparse")
+    file, records = str(tmp_path / "tuned.toml"), str(tmp_path / "rows.jsonl")
+    small = ("--num-prompts", "1", "--max-tokens", "6", "--num-speculative-tokens", "2", "--json")
+    run = ("tune", "--model", "zoo", "--prompts", prompts, *small, "--method", "self_sparse")
     result = cli.run(*run, "--kv-dtype", "int8", "--output", file, "--records", records)
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
-    assert content["settings"]["kv_dtype"] == content["config"]["1"]["kv-dtype"] == "int8"
-    [found] = content["break_even_contexts"]
-    assert found["candidate"] == "self_sparse"
+    assert content["settings"]["kv_dtype"] == content["config"][0]["kv-dtype"] == "int8"
     done = cli.run("generate", "--config", file, "--max-tokens", "2", "--prompt", "def", "--json")
     assert json.loads(done.stdout)["kv_dtype"] == "int8"
-    assert "was made with kv_dtype 'int8', not 'bf16'" in refused(
-        cli.run(*run, "--kv-dtype", "bf16", "--records", records)
-    )
+    refused(cli.run(*run, "--kv-dtype", "bf16", "--records", records), "was made with engine")
 
 
 def test_what_cannot_be_tuned_is_refused(cli: Cli, write: Write, prompts: str) -> None:
     model = ("tune", "--model", cli.target, "--prompts")
-    empty = write("empty.txt", "\n")
-    assert "is empty" in refused(cli.run(*model, empty))
-    broken = write("broken.jsonl", '{"prompt": "a"}\n{')
-    assert "line 2" in refused(cli.run(*model, broken))
-    assert "no prompt leaves room" in refused(
-        cli.run(
-            *model, prompts, "--max-tokens", "120", "--max-context", "121", "--methods", "ngram"
-        )
-    )
-    assert "nagram" in refused(cli.run(*model, prompts, "--methods", "nagram"))
+    refused(cli.run(*model, write("empty.txt", "\n")), "is empty")
+    refused(cli.run(*model, write("broken.jsonl", '{"prompt": "a"}\n{')), "line 2")
+    room = ("--max-tokens", "120", "--max-context", "121", "--method", "ngram")
+    refused(cli.run(*model, prompts, *room), "no prompt leaves room")
+    refused(cli.run(*model, prompts, "--method", "nagram"), "nagram")
+    refused(cli.run(*model, prompts, "--batch-sizes", "1,4", "--output", "a"), "one setting")
     other = write("other.jsonl", '{"format": "something", "version": 1, "made_with": {}}\n')
-    assert "not a file of `forerun tune`" in refused(cli.run(*model, prompts, "--records", other))
-    missing = refused(cli.run(*model, prompts, "--methods", "draft_model", "--max-tokens", "8"))
-    assert "no draft model is known" in missing
+    few = ("--method", "ngram", "--num-prompts", "1", "--max-tokens", "4", "--records", other)
+    refused(cli.run(*model, prompts, *few), "not a file of `forerun bench`")
+    refused(cli.run(*model, prompts, "--method", "draft_model"), "no draft model is known")

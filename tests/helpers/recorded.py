@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from forerun.bench.tune.records import RecordedOutput
+from benchmarks.rivals.records import RecordedOutput
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 

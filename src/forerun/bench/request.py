@@ -13,6 +13,7 @@ from forerun.bench.workloads import BUILT_IN
 from forerun.drafters.lookup.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
+from forerun.errors import ConfigError
 from forerun.measure.questions import FILES
 from forerun.options import UNIQUE, FileName, Text, known, option, options, part, schema_of
 from forerun.params import SamplingParams
@@ -20,6 +21,8 @@ from forerun.params import SamplingParams
 if TYPE_CHECKING:
     from forerun.report.result import Result
 
+Lengths = Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], UNIQUE]
+Temperatures = Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE]
 _RULES = {"rejection_sample_method", "draft_sample_method"}
 
 
@@ -33,8 +36,8 @@ class BenchRequest:
     """
 
     common: ClassVar[Sequence[str]] = (
-        *("model", "prompts", "workloads", "minutes", "methods", "draft_model", "lengths"),
-        *("temperatures", "against", "html", "json"),
+        *("model", "prompts", "workloads", "minutes", "method", "draft_model"),
+        *("num_speculative_tokens", "temperature", "against", "html", "json"),
     )
 
     prompts: tuple[FileName, ...] = option(
@@ -70,7 +73,7 @@ class BenchRequest:
         description="A variable of the chat template, such as enable_thinking=false.",
     )
     model: ModelOptions = part(default=ModelOptions, section="Model")
-    methods: tuple[str, ...] = option(
+    method: tuple[str, ...] = option(
         default=(),
         description="Drafters, and default: what forerun picks by itself, cold and warm. Left out, the "
         "likely ones.",
@@ -81,24 +84,25 @@ class BenchRequest:
         description="A draft model or trained head, for the methods that it is for.",
         repeat=True,
     )
-    lengths: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], UNIQUE] = Field(
-        default=(3, 6), description="Tokens to draft a round."
-    )
-    trees: tuple[str, ...] = Field(
+    num_speculative_tokens: Lengths = Field(default=(3, 6), description="Tokens to draft a round.")
+    tree: tuple[str, ...] = Field(
         default=(CHAIN,), description="chain, auto, or JSON files with shapes."
     )
-    tree_nodes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
+    num_tree_nodes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
         default=(SpeculativeConfig.num_tree_nodes,), description="Nodes of automatic trees at most."
     )
-    policies: tuple[str, ...] = Field(
+    policy: tuple[str, ...] = Field(
         default=(FIXED,),
         description="How far to draft: fixed, so that losses show, auto, adaptive.",
     )
-    temperatures: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE] = Field(
-        default=(0.0, 1.0), description="0 is greedy."
-    )
+    temperature: Temperatures = Field(default=(0.0, 1.0), description="0 is greedy.")
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
         default=(1,), description="Requests at once."
+    )
+    speculative: bool = option(
+        default=True,
+        description="As a file of `forerun tune` may say; without, there is nothing to measure.",
+        section="Speculation",
     )
     rules: SpeculativeConfig = part(
         default=SpeculativeConfig,
@@ -136,6 +140,13 @@ class BenchRequest:
         section="Other",
     )
 
+    def __post_init__(self) -> None:
+        if not self.speculative:
+            raise ConfigError(
+                "speculation is off, so there is nothing to measure; leave that out (a file of "
+                "`forerun tune` says it where plain decoding is fastest)."
+            )
+
 
 def run(request: BenchRequest) -> Result:
     """Each drafter beside plain decoding, prompt by prompt.
@@ -144,6 +155,6 @@ def run(request: BenchRequest) -> Result:
         ForerunError: for a model, method, draft or file that does not fit.
         Interrupted: with the pairs until then.
     """
-    from forerun.bench.run import answer
+    from forerun.bench.run import measured
 
-    return answer(request)
+    return measured(request)[1]

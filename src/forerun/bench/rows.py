@@ -17,6 +17,8 @@ from forerun.errors import ConfigError
 from forerun.measure.ledger import Format
 
 PLAIN = "plain"
+Place = tuple[str, float, int]
+"""A setting at a temperature, with so many requests at once."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class PairKey:
     batch: int
     category: str
     prompts: tuple[str, ...]
+
+    @property
+    def place(self) -> Place:
+        """Setting, temperature and number of requests."""
+        return self.setting, self.temperature, self.batch
 
 
 @dataclass(frozen=True)

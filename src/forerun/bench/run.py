@@ -18,7 +18,7 @@ from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest
 from forerun.bench.rows import ROWS, MeasuredPair, PairKey
 from forerun.bench.session import BenchSession
-from forerun.bench.settings import DEFAULT, Axes, Crossed, cross, likely_methods
+from forerun.bench.settings import DEFAULT, Axes, Crossed, Setting, cross, likely_methods
 from forerun.bench.workloads import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
@@ -39,14 +39,25 @@ from forerun.report.target_file import check_writable
 _PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 
 
-def answer(request: BenchRequest) -> Result:
-    """The result of the command; see `forerun.bench.request.run`."""
+def measured(
+    request: BenchRequest, finalists: int = 0, most: int | None = None
+) -> tuple[BenchRun, Result]:
+    """A session that has ended, and its result.
+
+    Args:
+        finalists: settings that a knock-out leaves; 0 measures all on all prompts.
+        most: questions at most.
+
+    Raises:
+        Interrupted: with the pairs until then.
+    """
     if request.records is not None:
         check_writable("--records", request.records)
-    questions = questions_of(request)
-    crossed = _crossed(request)
+    questions = questions_of(request)[:most]
+    crossed = _crossed(request, cold=not finalists)
     checkpoint = request.model.open()
     with measuring(request, checkpoint, crossed, questions) as bench:
+        bench.session.finalists = finalists
         try:
             bench.run()
         except KeyboardInterrupt:
@@ -54,7 +65,7 @@ def answer(request: BenchRequest) -> Result:
                 "interrupted: these are the pairs that were measured until then"
             )
             raise Interrupted(bench.result()) from None
-        return bench.result()
+        return bench, bench.result()
 
 
 def questions_of(request: BenchRequest) -> list[Question]:
@@ -74,14 +85,14 @@ def questions_of(request: BenchRequest) -> list[Question]:
     return in_turns(questions, request.limit)
 
 
-def _crossed(request: BenchRequest) -> Crossed:
+def _crossed(request: BenchRequest, cold: bool) -> Crossed:
     target, rules = request.model.model, request.rules
     axes = Axes(
-        methods=request.methods or likely_methods(target, request.draft_model),
-        lengths=request.lengths,
-        trees=request.trees,
-        nodes=request.tree_nodes,
-        policies=request.policies,
+        methods=request.method or likely_methods(target, request.draft_model),
+        lengths=request.num_speculative_tokens,
+        trees=request.tree,
+        nodes=request.num_tree_nodes,
+        policies=request.policy,
         models=request.draft_model,
         common={
             "rejection_sample_method": rules.rejection_sample_method,
@@ -89,7 +100,7 @@ def _crossed(request: BenchRequest) -> Crossed:
         },
         options=with_method_options(request.method_option, changes(request.corpus)),
     )
-    return cross(axes, target)
+    return cross(axes, target, cold)
 
 
 @dataclass
@@ -99,6 +110,7 @@ class BenchRun:
     session: BenchSession
     report: BenchReport
     file: Ledger[MeasuredPair] | None
+    settings: Sequence[Setting]
 
     def run(self) -> None:
         """Measure all that is missing; an interruption leaves the rows until then."""
@@ -125,6 +137,7 @@ class BenchRun:
         """
         report, session = self.report, self.session
         report.notes.extend(session.notes)
+        report.rows[:] = [row for row in report.rows if row.key.place not in session.knocked_out]
         for entry in session.contestants:
             report.notes.extend(entry.notes if isinstance(entry, Drafting) else ())
         if not report.cells:
@@ -138,7 +151,7 @@ def measuring(
     request: BenchRequest, checkpoint: Checkpoint, crossed: Crossed, questions: Sequence[Question]
 ) -> Iterator[BenchRun]:
     """A session that is ready to run."""
-    params = replace(request.sampling, temperature=request.temperatures[0])
+    params = replace(request.sampling, temperature=request.temperature[0])
     placement = {name: getattr(request.model, name) for name in _PLACEMENT}
     workshop = Workshop(checkpoint, placement, request.model.max_context)
     batch = max(request.batch_sizes)
@@ -165,7 +178,7 @@ def measuring(
             [*contestants, *opponents.contestants],
             prepared.prompts,
             params,
-            request.temperatures,
+            request.temperature,
             request.batch_sizes,
             request.minutes,
             done,
@@ -186,7 +199,7 @@ def measuring(
             ],
             bandwidth=session.bandwidth,
         )
-        yield BenchRun(session, report, file)
+        yield BenchRun(session, report, file, crossed.settings)
 
 
 @contextmanager

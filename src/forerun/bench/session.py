@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import monotonic
 from typing import Protocol, TypeVar
 
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
 from forerun.bench.machine import Bandwidth
-from forerun.bench.rows import MeasuredPair, PairKey, digest_of, loops, side_of
+from forerun.bench.rows import MeasuredPair, PairKey, Place, digest_of, loops, side_of
 from forerun.bench.runs import EncodedPrompt, Timed, run_plain
+from forerun.bench.settings import DEFAULT
 from forerun.bench.verdict import FEW
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
@@ -65,16 +67,16 @@ def grouped(prompts: Sequence[P], batches: Sequence[int]) -> list[list[tuple[P, 
 
 
 class _Losers:
-    """Settings that lost on every prompt, by temperature and batch size."""
+    """Speed-ups by setting, temperature and batch size, and those settings that are not measured further."""
 
     def __init__(self) -> None:
-        self._speedups: dict[tuple[str, float, int], list[float]] = defaultdict(list)
-        self.dropped: set[tuple[str, float, int]] = set()
+        self._speedups: dict[Place, list[float]] = defaultdict(list)
+        self.dropped: set[Place] = set()
 
     def add(self, row: MeasuredPair) -> None:
         """Note a row."""
         if row.error is None:
-            self._speedups[row.key.setting, row.key.temperature, row.key.batch].append(row.speedup)
+            self._speedups[row.key.place].append(row.speedup)
 
     def drop(self) -> Iterator[str]:
         """Drop those that lost on each of FEW prompts or more; a sentence about each."""
@@ -85,6 +87,21 @@ class _Losers:
                     f"{place[0]} at temperature {place[1]:g} was slower than plain decoding on all of its "
                     f"first {len(speedups)} prompts; as time was short it was not measured on the others"
                 )
+
+    def halve(self, least: int) -> Iterator[str]:
+        """Drop the slower half of each temperature and batch size, but for the default, down to `least`
+        settings; a sentence about them."""
+        ranked: dict[tuple[float, int], list[Place]] = defaultdict(list)
+        for place in sorted(self._speedups, key=lambda place: -median(self._speedups[place])):
+            if place not in self.dropped and place[0] != DEFAULT:
+                ranked[place[1:]].append(place)
+        for places in ranked.values():
+            slower = places[max(least, -(-len(places) // 2)) :]
+            self.dropped.update(slower)
+            if slower:
+                told = ", ".join(f"{p[0]} ({median(self._speedups[p]):.2f} x)" for p in slower)
+                count = len(self._speedups[slower[0]])
+                yield f"left out after {count} prompts at temperature {slower[0][1]:g}: {told}"
 
 
 @dataclass
@@ -102,6 +119,8 @@ class BenchSession:
         done: rows of an earlier session; failures are measured again.
         notes: what a reader of the rows must know.
         bandwidth: of memory, measured before each prompt.
+        finalists: after 2, 4, 8, … prompts the slower half of the settings is left out until so many are
+            left; 0 leaves out none.
     """
 
     plain: Engine
@@ -114,6 +133,8 @@ class BenchSession:
     done: Mapping[PairKey, MeasuredPair] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     bandwidth: Bandwidth | None = None
+    finalists: int = 0
+    knocked_out: frozenset[Place] = frozenset()
 
     def run(self) -> Iterator[MeasuredPair]:
         """The rows that are missing, as they are measured."""
@@ -133,16 +154,23 @@ class BenchSession:
                 return
             if number and limit and seconds / number * len(groups) > limit:
                 self.notes += losers.drop()
+            if self.finalists and number > 1 and number & (number - 1) == 0:
+                before = set(losers.dropped)
+                self.notes += losers.halve(self.finalists)
+                self.knocked_out |= losers.dropped - before
             if self.bandwidth is not None:
                 self.bandwidth.measure()
             for group, temperature in ((group, t) for group in begin for t in self.temperatures):
                 missing = self._missing(group, temperature)
+                for name in {c.name for c in self.contestants} - {c.name for c in missing}:
+                    if self._has(group, name, temperature):
+                        losers.add(self.done[key_of(group, name, temperature)])
                 turn += 1
                 # Nobody is always the first after the pause between two groups.
                 shift = turn % max(1, len(missing))
                 for contestant in (*missing[shift:], *missing[:shift]):
                     measured += 1
-                    if (contestant.name, temperature, len(group)) in losers.dropped:
+                    if key_of(group, contestant.name, temperature).place in losers.dropped:
                         continue
                     row = self._row(contestant, group, temperature)
                     losers.add(row)

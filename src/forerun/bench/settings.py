@@ -123,8 +123,8 @@ def likely_methods(target: str, models: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(methods))
 
 
-def cross(axes: Axes, target: str) -> Crossed:
-    """Settings for a target, and what was left out.
+def cross(axes: Axes, target: str, cold: bool = True) -> Crossed:
+    """Settings for a target, and what was left out; the default also cold, or warm alone.
 
     Raises:
         UnknownNameError: for an unknown method or policy, or an option that none of them has.
@@ -137,10 +137,10 @@ def cross(axes: Axes, target: str) -> Crossed:
         if method == DEFAULT:
             texts = changes(pick(CorpusOptions, axes.options))
             config = choose(SpeculativeConfig(options=texts), target).config
-            made: Iterable[Setting] = [
-                Setting(DEFAULT, config, cold=cold) for cold in (False, True)
-            ]
-            notes[_DEFAULTS] = None
+            made: Iterable[Setting] = [Setting(DEFAULT, config)]
+            if cold:
+                made = [*made, Setting(DEFAULT, config, cold=True)]
+                notes[_DEFAULTS] = None
         else:
             made = _of_method(axes, method, target, notes)
         settings |= {setting.name: setting for setting in made}
@@ -238,7 +238,7 @@ def _check_names(axes: Axes) -> None:
     ]
     if unread:
         raise ConfigError(
-            f"no method of this run drafts with {unread[0]}; add --methods "
+            f"no method of this run drafts with {unread[0]}; add --method "
             f"{kind_at(unread[0]) or 'draft_model'}, or leave it out."
         )
 

@@ -162,10 +162,11 @@ COMMANDS: dict[str, Row | Group] = {
         TRAIN,
     ),
     "tune": Row(
-        "forerun.bench.tune.request",
+        "forerun.bench.tune",
         "Which drafter and length to use for a model and your prompts.",
         example="forerun tune --model smollm2 --prompts mine.txt --output tuned.toml",
-        assumed="trying all drafters that fit {model} on built-in prompts, for a minute or more",
+        assumed="trying the likely drafters of {model} on built-in prompts, for some minutes",
+        files=("html", "markdown"),
     ),
 }
 

@@ -9,13 +9,20 @@ from dataclasses import dataclass, replace
 
 from forerun.measure.intervals import Estimate, ratio_of_means
 from forerun.monitor.snapshot import RoundCounts
-from forerun.theory.advice import ACCEPTANCE, rule_for
 
 # Minimum evidence for a decision: rounds that drafted, and plain tokens of each request.
 LEAST_ROUNDS, LEAST_PLAIN_TOKENS = 30, 8
 # Half-width of the confidence interval in standard errors. The test is repeated every round, so its
 # error rate must be about one in a thousand, not one in twenty.
 WIDTH = 3.0
+RULES_OF_THUMB = (
+    (0.30, "hurts"),
+    (0.40, "too little for a draft model: look up or self-speculate"),
+    (0.60, "modest"),
+    (0.75, "substantial"),
+    (math.inf, "3 x and more"),
+)
+"""Acceptance of tested tokens, up to where, and what public texts promise for it (docs/theory.md § 12)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def _by_acceptance(rounds: Sequence[RoundCounts], break_even: float | None) -> D
         return DisableAdvice(False, "undecided: no drafted token was tested.")
     estimate = ratio_of_means([done.accepted for done in rounds], tested)
     # The default break-even is the end of the first rule of thumb: below it, drafts hurt.
-    limit = ACCEPTANCE[0].high if break_even is None else break_even
+    limit = RULES_OF_THUMB[0][0] if break_even is None else break_even
     margin = WIDTH * estimate.standard_error
     low, high = max(0.0, estimate.value - margin), min(1.0, estimate.value + margin)
     text = (
@@ -102,7 +109,7 @@ def _by_acceptance(rounds: Sequence[RoundCounts], break_even: float | None) -> D
         f"({low:.2f} to {high:.2f} allowing for chance), break-even {limit:.2f}"
     )
     if break_even is None:
-        words = rule_for(ACCEPTANCE, estimate.value).words
+        words = next(words for end, words in RULES_OF_THUMB if estimate.value < end)
         text += f"; by rule of thumb: {words}. Time plain rounds to know"
     if high < limit:
         return DisableAdvice(True, f"slower: {text}.")

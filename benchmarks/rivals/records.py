@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from forerun.bench.rows import MeasuredPair, PairKey
 from forerun.errors import ConfigError
 from forerun.measure.ledger import Format, Ledger
 
@@ -128,7 +127,7 @@ class PromptTiming:
         return self.candidate, self.prompt_id, self.batch_size, self.turn
 
 
-TuneRecord = RecordedOutput | PromptTiming | MeasuredPair
+Record = RecordedOutput | PromptTiming
 """One line of a file of records."""
 
 
@@ -139,14 +138,12 @@ class Records:
     Args:
         made_with: settings that the records depend on: model, sampler, versions, machine.
         file: file that records are appended to.
-        pairs: settings that were run beside plain decoding.
     """
 
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    file: Ledger[TuneRecord] | None = None
+    file: Ledger[Record] | None = None
     outputs: dict[tuple[str, str], RecordedOutput] = field(default_factory=dict)
     timings: dict[tuple[str, str, int, int], PromptTiming] = field(default_factory=dict)
-    pairs: dict[PairKey, MeasuredPair] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], made_with: Mapping[str, Any]) -> Records:
@@ -178,7 +175,7 @@ class Records:
         if self.file is not None:
             self.file.close()
 
-    def add(self, *records: TuneRecord) -> None:
+    def add(self, *records: Record) -> None:
         """Keep records, in the file too.
 
         Raises:
@@ -193,27 +190,15 @@ class Records:
         """The outputs of a candidate, in the order of their recording."""
         return [output for output in self.outputs.values() if output.candidate == candidate]
 
-    def run(self, setting: str, batch_size: int) -> tuple[MeasuredPair, ...]:
-        """Pairs of a setting that was run, without failures."""
-        return tuple(
-            pair
-            for key, pair in self.pairs.items()
-            if (key.setting, key.batch) == (setting, batch_size) and pair.error is None
-        )
-
-    def _keep(self, record: TuneRecord) -> None:
+    def _keep(self, record: Record) -> None:
         if isinstance(record, RecordedOutput):
             self.outputs[record.key] = record
-        elif isinstance(record, PromptTiming):
-            self.timings[record.key] = record
         else:
-            self.pairs[record.key] = record
+            self.timings[record.key] = record
 
 
-def _parse(content: Mapping[str, Any]) -> TuneRecord:
+def _parse(content: Mapping[str, Any]) -> Record:
     """Record of the kind that has the content's keys."""
-    if "key" in content:
-        return MeasuredPair.from_dict(dict(content))
     if "token_ids" not in content:
         rounds = [RoundTiming(*values) for values in content["rounds"]]
         timing: PromptTiming = _made(PromptTiming, {**content, "rounds": rounds})
@@ -223,10 +208,8 @@ def _parse(content: Mapping[str, Any]) -> TuneRecord:
     return output
 
 
-def _content(record: TuneRecord) -> dict[str, Any]:
+def _content(record: Record) -> dict[str, Any]:
     """Fields of a record, each round of a timing as a list."""
-    if isinstance(record, MeasuredPair):
-        return record.as_dict()
     content = asdict(record)
     if isinstance(record, PromptTiming):
         content["rounds"] = [list(own.values()) for own in content["rounds"]]
@@ -257,7 +240,7 @@ def _check(output: RecordedOutput) -> None:
 ROUNDS = Format(
     mark="forerun_rounds",
     version=3,
-    command="forerun tune",
+    command="python -m benchmarks.rivals.record",
     error=ConfigError,
     content=_content,
     parse=_parse,

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.rivals import __main__ as rivals
+from benchmarks.rivals import record
+from benchmarks.rivals.records import RecordedOutput, Records
+from benchmarks.rivals.replay import Fixed, replay
+from benchmarks.rivals.steering import SetLength
+from benchmarks.rivals.workbench import Workbench
 from forerun.bench.runs import EncodedPrompt
-from forerun.bench.tune.candidates import Candidate
-from forerun.bench.tune.prediction import replay
-from forerun.bench.tune.records import RecordedOutput, Records
-from forerun.bench.tune.steering import SetLength
-from forerun.bench.tune.workbench import Workbench
 from forerun.core import Batch, Hints
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -31,9 +32,6 @@ LEARNS_FROM_REJECTED = "token_recycling"
 
 
 def workbench(case: DrafterCase) -> Workbench:
-    candidate = Candidate(
-        case.name, longest=LONGEST, tree_nodes=6 if "tree" in case.config else None
-    )
     config = SpeculativeConfig.from_dict(
         {
             **case.config,
@@ -46,7 +44,7 @@ def workbench(case: DrafterCase) -> Workbench:
     engine = Engine(
         TARGET, case.make(), config, policy=policy, eos_token_ids=[0], max_batch_size=ROWS
     )
-    return Workbench(engine, policy, candidate)
+    return Workbench(engine, policy, case.name, LONGEST, "tree" in case.config)
 
 
 def engine_rounds(
@@ -71,7 +69,7 @@ def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
     """Every method, chains and trees, greedy and with a seed: exactly as many forwards, at any length."""
     bench = workbench(case)
     params = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=24)
-    whole = bench.candidate.tree_nodes is not None or "tree" in case.config
+    whole = "tree" in case.config
     for number, ids in enumerate(PROMPTS):
         prompt = EncodedPrompt(str(number), "made", ids)
         recorded = bench.record(prompt, params)
@@ -79,7 +77,9 @@ def test_a_replayed_length_takes_the_rounds_that_the_engine_takes(
         assert recorded.token_ids == plain.token_ids
         learns = case.name.startswith(LEARNS_FROM_REJECTED)
         for length in (LONGEST,) if whole or learns else (1, 2, 3, LONGEST):
-            replayed = replay([recorded], costs(), length)
+            replayed = replay(
+                [{case.name: recorded}], {case.name: costs()}, Fixed(case.name, length)
+            )
             assert replayed.rounds == engine_rounds(bench, prompt, params, length), length
             assert replayed.tokens == len(plain.token_ids)
 
@@ -136,7 +136,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda lines: [], "not a file of `forerun tune`"),
+        (lambda lines: [], "not a file of `python -m benchmarks.rivals.record`"),
         (lambda lines: [lines[0], "{"], "line 2"),
         (lambda lines: lines[1:], "not a file of"),
         (lambda lines: [lines[0], lines[1].replace('"depths"', '"width"')], "line 2"),
@@ -177,3 +177,19 @@ def test_a_file_that_is_closed_can_be_gone_on_with_in_the_same_process(tmp_path:
             Records.open(path, {})
     with Records.open(path, {}) as again:
         assert again.outputs == records.outputs
+
+
+@pytest.mark.zoo
+def test_a_recording_goes_on_and_can_be_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "rounds.jsonl"
+    prompts.write_text("".join(f'"def add(a, b, c{n}):"\n' for n in range(3)), encoding="utf-8")
+    few = ("--num-prompts", "2", "--max-tokens", "8", "--longest", "3", "--seconds", "0.01")
+    run = ["--model", "zoo", "--prompts", str(prompts), *few, "--methods", "draft_model"]
+    for _ in range(2):
+        record.main([*run, "--output", str(file)])
+        assert len(Records.read(file).outputs) == 2
+        assert len(file.read_text(encoding="utf-8").splitlines()) == 1 + 2 + 2
+    rivals.main([str(file), "--orders", "1"])
+    assert "fixed, 3" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from forerun.bench.tune.records import PromptTiming, RecordedOutput, RoundTiming
+from benchmarks.rivals.records import PromptTiming, RecordedOutput, Records, RoundTiming
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
@@ -66,6 +66,27 @@ def fit_costs(
             (timing.plain_prefill or 1.0) / (timing.prefill or 1.0) for timing in single
         ),
     )
+
+
+def costs_of(records: Records, candidate: str) -> RoundCosts:
+    """The costs of a recorded candidate.
+
+    Raises:
+        ConfigError: where no rounds of it were timed.
+    """
+    timings = [timing for timing in records.timings.values() if timing.candidate == candidate]
+    return fit_costs(timings, records.of(candidate))
+
+
+def plain_seconds(outputs: Sequence[RecordedOutput], costs: RoundCosts) -> float:
+    """Seconds of plain decoding of outputs side by side, prompts included."""
+    prompts = [len(output.prompt_ids) for output in outputs]
+    seconds = sum(costs.plain_prompt(prompt) for prompt in prompts)
+    for position in range(max(map(len, outputs))):
+        running = [p for p, output in zip(prompts, outputs, strict=True) if position < len(output)]
+        context = sum(running) / len(running) + position
+        seconds += costs.plain_seconds(len(running), context)
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any, cast
 
+from benchmarks.rivals.records import PromptTiming, RecordedOutput, RoundTiming
+from benchmarks.rivals.steering import FirstTokens, SetLength, Steered
 from forerun.bench.runs import EncodedPrompt, SideBySide, run_drafting, run_plain
-from forerun.bench.tune.candidates import LENGTHS, Candidate
-from forerun.bench.tune.records import PromptTiming, RecordedOutput, RoundTiming
-from forerun.bench.tune.steering import FirstTokens, SetLength, Steered
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
 from forerun.engine.engine import Engine
@@ -22,6 +21,8 @@ from forerun.measure.paired import alone, empty_caches
 from forerun.measure.watching import watched_rules
 from forerun.params import SamplingParams
 
+# Lengths that are timed in turns, as far as a candidate drafts; 0 is a plain round.
+LENGTHS = (4, 1, 0, 8, 2, 6, 3, 12, 5, 16, 24, 32, 64)
 # Rounds of each side that run in turn.
 CHUNK = 12
 # Of a prompt, to time prefill with, and how often.
@@ -34,15 +35,20 @@ class Workbench:
     Args:
         engine: with a drafter.
         policy: the engine's.
-        candidate: what drafts.
+        name: what drafts.
+        longest: tokens that are drafted along any path at most.
+        is_tree: whether it drafts trees, which are not beginnings of deeper ones.
     """
 
-    def __init__(self, engine: Engine, policy: SetLength, candidate: Candidate) -> None:
-        self.engine, self.policy, self.candidate = engine, policy, candidate
+    def __init__(
+        self, engine: Engine, policy: SetLength, name: str, longest: int, is_tree: bool = False
+    ) -> None:
+        self.engine, self.policy = engine, policy
+        self.name, self.longest, self.is_tree = name, longest, is_tree
         assert engine.drafter is not None, "a candidate drafts"
         self.drafter: Drafter = engine.drafter
         self._steered: Steered | None = None
-        if _is_lookup(self.drafter) and not candidate.tree_nodes:
+        if _is_lookup(self.drafter) and not is_tree:
             # Lookups often find little: the lengths between are timed all the same.
             self._steered = Steered(self.drafter)
             self.drafter = cast(Drafter, self._steered)
@@ -53,7 +59,7 @@ class Workbench:
 
     def warm_up(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
         """A short run of both sides that is not counted."""
-        self.policy.lengths = (self.candidate.longest,)
+        self.policy.lengths = (self.longest,)
         short = replace(params, max_tokens=16)
         run_drafting(self.engine, [prompt], short)
         run_plain(self.plain, [prompt], short)
@@ -62,7 +68,7 @@ class Workbench:
         """One output, with what would be accepted at each of its positions."""
         first, confidences = FirstTokens(), list[float]()
         noted = []
-        self.policy.lengths, self.policy.asks = (self.candidate.longest,), self.drafter
+        self.policy.lengths, self.policy.asks = (self.longest,), self.drafter
         if self._steered is not None:
             self._steered.accepted = first.accepted
         with watched_rules(self.engine, first.see):
@@ -77,7 +83,7 @@ class Workbench:
             self._steered.accepted = None
         probs = tuple(note.token_probs for note in noted)
         return RecordedOutput(
-            candidate=self.candidate.name,
+            candidate=self.name,
             prompt_id=prompt.prompt_id,
             category=prompt.category,
             prompt_ids=prompt.token_ids,
@@ -96,9 +102,9 @@ class Workbench:
     ) -> PromptTiming:
         """The rounds of one prompt with lengths in turns, a few of them beside a few plain ones: what
         slows the machine down for a while slows both."""
-        longest = self.candidate.longest
+        longest = self.longest
         turns = tuple(n for n in LENGTHS if n <= longest)
-        self.policy.lengths = turns if self.candidate.tree_nodes is None else (longest, 0)
+        self.policy.lengths = (longest, 0) if self.is_tree else turns
         if self._steered is not None:
             self._steered.fills = True
         prompts = [prompt] * batch_size
@@ -117,7 +123,7 @@ class Workbench:
             self._steered.fills = False
         prefill, plain_prefill = self._time_prefill(prompt, params)
         return PromptTiming(
-            candidate=self.candidate.name,
+            candidate=self.name,
             prompt_id=prompt.prompt_id,
             batch_size=batch_size,
             prompt_tokens=min(len(prompt.token_ids), PREFILL_TOKENS),

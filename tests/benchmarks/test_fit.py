@@ -1,42 +1,14 @@
-"""Replays of recorded outputs: what a length would have cost, and how costs are fitted."""
+"""Costs of rounds, fitted to timed ones."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from forerun.bench.tune.fit import fit_costs
-from forerun.bench.tune.prediction import plain_seconds, replay
-from forerun.bench.tune.records import PromptTiming, RoundTiming
-from forerun.bench.tune.report import acceptance_by_position
+from benchmarks.rivals.fit import fit_costs
+from benchmarks.rivals.records import PromptTiming, RoundTiming
 from forerun.errors import ConfigError
-from tests.helpers.recorded import costs, output
-
-COSTS = costs(draft=0.2, first_draft=0.1)
-
-
-@pytest.mark.parametrize("length", [0, 1, 5])
-def test_all_tokens_are_emitted_once_side_by_side_too(length: int) -> None:
-    batch = [output("good", 20 + seed, seed) for seed in range(5)]
-    result = replay(batch, COSTS, length)
-    assert result.tokens == sum(20 + seed for seed in range(5))
-    seconds = result.seconds
-    assert result.total == pytest.approx(
-        result.prompts + seconds.draft + seconds.target + seconds.verify + seconds.host
-    )
-
-
-def test_plain_rounds_cost_what_plain_decoding_costs() -> None:
-    batch = [output("good", seed=seed) for seed in range(3)]
-    assert replay(batch, COSTS, 0).total == pytest.approx(plain_seconds(batch, COSTS))
-
-
-def test_a_first_draft_is_paid_once_a_request() -> None:
-    text = output("good")
-    with_first, without = (replay([text], table, 3).total for table in (COSTS, costs(draft=0.2)))
-    assert with_first - without == pytest.approx(0.1 * 3)
 
 
 def test_costs_are_found_again_in_timed_rounds_of_a_machine_that_slows_down() -> None:
@@ -95,16 +67,3 @@ def test_rounds_that_are_cut_to_one_token_do_not_make_short_drafts_cheaper(cut: 
 def test_nothing_timed_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rounds were timed"):
         fit_costs([])
-
-
-def test_acceptance_is_that_of_tested_tokens() -> None:
-    """Six drafts of two tokens: none, one and two of them accepted, twice each; then ones of one token."""
-    made = replace(
-        output("made", 10),
-        depths=(2,) * 6 + (1,) * 4,
-        accepted=(0, 0, 1, 1, 2, 2, 1, 1, 1, 1),
-    )
-    assert acceptance_by_position([made], 0) == (0.8,)
-    # Rounds of two tokens begin at 0, 1, 2, 4, 7 and 9.
-    assert acceptance_by_position([made], 2) == (4 / 6,)
-    assert acceptance_by_position([made, made], 0) == (0.8, 0.5)

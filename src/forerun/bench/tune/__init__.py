@@ -1,1 +1,0 @@
-"""`forerun tune`: what was drafted at every position of some outputs, and what every length would gain."""
