@@ -30,6 +30,8 @@ SourceType source_type(const std::string& name) {
   throw std::invalid_argument("weights are float32, bfloat16 or float16, not " + name);
 }
 
+using Layers = std::pair<std::int64_t, std::int64_t>;
+
 DecoderShape shape_of(const nb::dict& v) {
   DecoderShape s;
   s.precision = precision_named(take<std::string>(v, "precision"));
@@ -50,18 +52,31 @@ DecoderShape shape_of(const nb::dict& v) {
   s.activation = activation_named(take<std::string>(v, "activation"));
   s.gated = take<bool>(v, "gated");
   s.layer_norm = take<bool>(v, "layer_norm");
-  s.query_key_norm = take<bool>(v, "query_key_norm");
+  const std::string head_norm = take<std::string>(v, "query_key_norm");
+  if (!head_norm.empty()) s.query_key_norm = head_norm == "head" ? HeadNorm::head : HeadNorm::whole;
+  s.norm_before = take<bool>(v, "norm_before");
+  s.norm_after = take<bool>(v, "norm_after");
+  s.parallel = take<bool>(v, "parallel");
   s.qkv_bias = take<bool>(v, "attention_bias");
   s.output_bias = take<bool>(v, "output_bias");
   s.mlp_bias = take<bool>(v, "mlp_bias");
   s.tied = take<bool>(v, "tied");
-  s.windows = take<std::vector<std::int64_t>>(v, "windows");
-  s.inverse_frequencies = take<std::vector<float>>(v, "inverse_frequencies");
-  s.rotary_scale = take<float>(v, "rotary_scale");
+  s.learned_positions = take<bool>(v, "learned_positions");
+  for (const auto& [window, rope] : take<std::vector<Layers>>(v, "each"))
+    s.each.push_back({window, rope});
+  for (auto& [frequencies, scale] :
+       take<std::vector<std::pair<std::vector<float>, float>>>(v, "ropes"))
+    s.ropes.push_back({frequencies, scale});
+  s.rope_pairs = take<bool>(v, "rope_pairs");
+  s.attention_scale = take<float>(v, "attention_scale");
+  s.score_cap = take<float>(v, "score_cap");
+  s.logit_cap = take<float>(v, "logit_cap");
+  s.embedding_scale = take<float>(v, "embedding_scale");
+  s.residual_scale = take<float>(v, "residual_scale");
+  s.logit_scale = take<float>(v, "logit_scale");
   return s;
 }
 
-using Layers = std::pair<std::int64_t, std::int64_t>;
 // Layers, and an array with the states of all of them side by side.
 using HiddenOut = std::pair<std::vector<std::int64_t>, std::optional<Array<float, 3>>>;
 

@@ -51,47 +51,58 @@ Attention::Split Attention::split(const RowMask& mask, std::int64_t parts, std::
   return {sets, pieces};
 }
 
-void Attention::add_items(const RowMask& mask, std::int64_t head, const Parts& parts,
-                          const Split& split) {
+void Attention::add_items(Plan& plan, const RowMask& mask, std::int64_t head, const Parts& parts,
+                          const Split& split) const {
   const std::int64_t columns = mask.count * shape_.group();
   for (std::int64_t i = 0; i < split.sets; ++i) {
     const Columns some = {&mask, head, columns * i / split.sets, columns * (i + 1) / split.sets};
-    widest_ = std::max(
-        widest_, static_cast<int>(std::min<std::int64_t>(some.count(), tiles_.max_columns())));
+    plan.widest = std::max(
+        plan.widest, static_cast<int>(std::min<std::int64_t>(some.count(), tiles_.max_columns())));
     if (split.pieces == 1) {
-      items_.push_back({some, parts, 0, parts.count, kWhole});
+      plan.items.push_back({some, parts, 0, parts.count, kWhole});
       continue;
     }
     const std::int64_t stride = some.count() * tiles_.sums_stride();
     for (std::int64_t p = 0; p < split.pieces; ++p) {
       const std::int64_t first = parts.count * p / split.pieces;
       const std::int64_t end = parts.count * (p + 1) / split.pieces;
-      items_.push_back({some, parts, first, end, partial_size_ + first * stride});
+      plan.items.push_back({some, parts, first, end, plan.partial_size + first * stride});
     }
-    merges_.push_back({some, parts, 0, parts.count, partial_size_});
-    partial_size_ += parts.count * stride;
+    plan.merges.push_back({some, parts, 0, parts.count, plan.partial_size});
+    plan.partial_size += parts.count * stride;
+  }
+}
+
+void Attention::make(Plan& plan, const NewTokens& tokens) const {
+  plan.items.clear();
+  plan.merges.clear();
+  plan.partial_size = 0;
+  plan.whole_heads = true;
+  plan.widest = 1;
+  for (const RowMask& mask : tokens.masks) {
+    // A row without tokens has no items, so they no longer count heads.
+    const Parts parts = parts_of(mask, plan.view);
+    const Split how = mask.count == 0 ? Split{0, 1} : split(mask, parts.count, tokens.masks.size());
+    plan.whole_heads = plan.whole_heads && how.sets == 1 && how.pieces == 1;
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head)
+      add_items(plan, mask, head, parts, how);
   }
 }
 
 // All memory is taken here: the threads must not throw.
-void Attention::plan(const NewTokens& tokens, const KvCache& cache) {
-  const std::vector<RowMask>& masks = tokens.masks;
-  items_.clear();
-  merges_.clear();
-  partial_size_ = 0;
-  whole_heads_ = true;
-  widest_ = 1;
-  for (const RowMask& mask : masks) {
-    // A row without tokens has no items, so they no longer count heads.
-    const Parts parts = parts_of(mask, tokens.view);
-    const Split how = mask.count == 0 ? Split{0, 1} : split(mask, parts.count, masks.size());
-    whole_heads_ = whole_heads_ && how.sets == 1 && how.pieces == 1;
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) add_items(mask, head, parts, how);
+void Attention::plan(const NewTokens& tokens, const KvCache& cache, const View& view) {
+  for (std::size_t i = 0; i < planned_; ++i) {
+    plan_ = plans_[i].get();
+    if (plan_->view == view) return;
   }
-  partials_.reserve(partial_size_);
+  if (planned_ == plans_.size()) plans_.push_back(std::make_unique<Plan>());
+  plan_ = plans_[planned_++].get();
+  plan_->view = view;
+  make(*plan_, tokens);
+  partials_.reserve(plan_->partial_size);
   const std::int64_t most = kSetsOfItem * tiles_.max_columns();
-  for (const auto& s : scratch_) tiles_.reserve(*s, most, masks);
-  if (tokens.view.blocks == 0) return;
+  for (const auto& s : scratch_) tiles_.reserve(*s, most, tokens.masks);
+  if (view.blocks == 0) return;
   // Of the tokens, the sets of columns, and all of them.
   for (const auto& s : scratch_) s->choice.reserve(cache, most + kSetsOfItem + 2);
 }
@@ -103,11 +114,12 @@ FloatMode::Subnormals Attention::float_mode() const {
 
 void Attention::run(const AttentionCall& call, const Range& range) {
   const FloatMode mode(float_mode());
-  tiles_.begin(widest_);
+  const std::vector<Item>& items = plan_->items;
+  tiles_.begin(plan_->widest);
   for (std::int64_t i = range.begin; i < range.end; ++i) {
     const auto index = static_cast<std::size_t>(i);
     const bool more = i + 1 < range.stop;
-    run_item(call, items_[index], more ? first_tile(call, items_[index + 1]) : nullptr,
+    run_item(call, items[index], more ? first_tile(call, items[index + 1]) : nullptr,
              *scratch_[static_cast<std::size_t>(range.thread)]);
   }
   tiles_.end();
@@ -230,7 +242,7 @@ void Attention::merge(const AttentionCall& call, const Range& range) {
   const FloatMode mode(float_mode());
   float* merged = scratch_[static_cast<std::size_t>(range.thread)]->merged.data();
   for (std::int64_t i = range.begin; i < range.end; ++i) {
-    const Item& item = merges_[static_cast<std::size_t>(i)];
+    const Item& item = plan_->merges[static_cast<std::size_t>(i)];
     const std::int64_t stride = item.columns.count() * tiles_.sums_stride();
     clear(merged, item.columns.count());
     for (std::int64_t part = item.first_part; part < item.end_part; ++part)

@@ -34,21 +34,23 @@ class Attention {
  public:
   Attention(const AttentionShape& shape, Precision precision, Level limit, int threads);
 
-  // Splits the work of a forward, the same for all of its layers, of which none reads more than
-  // the view.
-  void plan(const NewTokens& tokens, const KvCache& cache);
+  // Forgets the plans of the forward before.
+  void begin() { planned_ = 0; }
+  // Splits the work of a layer that reads through `view`; what follows goes by it. Made once for
+  // all layers of a forward with that view.
+  void plan(const NewTokens& tokens, const KvCache& cache, const View& view);
   Precision precision() const { return precision_; }
   int threads() const { return static_cast<int>(scratch_.size()); }
 
-  std::int64_t items() const { return static_cast<std::int64_t>(items_.size()); }
+  std::int64_t items() const { return static_cast<std::int64_t>(plan_->items.size()); }
   // Whether each item is one head of one row, in that order.
-  bool whole_heads() const { return whole_heads_; }
+  bool whole_heads() const { return plan_->whole_heads; }
 
   // Runs the items of a range.
   void run(const AttentionCall& call, const Range& range);
 
   // What is left once all items have run, where contexts are split.
-  std::int64_t merges() const { return static_cast<std::int64_t>(merges_.size()); }
+  std::int64_t merges() const { return static_cast<std::int64_t>(plan_->merges.size()); }
   void merge(const AttentionCall& call, const Range& range);
 
  private:
@@ -83,10 +85,21 @@ class Attention {
     std::int64_t pieces;
   };
 
+  struct Plan {
+    View view;
+    std::vector<Item> items;
+    std::vector<Item> merges;
+    bool whole_heads;
+    int widest;  // columns of a set
+    std::int64_t partial_size;
+  };
+
   FloatMode::Subnormals float_mode() const;
+  void make(Plan& plan, const NewTokens& tokens) const;
   static Parts parts_of(const RowMask& mask, const View& view);
   Split split(const RowMask& mask, std::int64_t parts, std::size_t rows) const;
-  void add_items(const RowMask& mask, std::int64_t head, const Parts& parts, const Split& split);
+  void add_items(Plan& plan, const RowMask& mask, std::int64_t head, const Parts& parts,
+                 const Split& split) const;
   void run_item(const AttentionCall& call, const Item& item, const std::uint8_t* following,
                 TileAttention::Scratch& s);
   void run_part(const AttentionCall& call, const Columns& columns, std::int64_t part,
@@ -103,11 +116,9 @@ class Attention {
   AttentionShape shape_;
   Precision precision_;
   TileAttention tiles_;
-  std::vector<Item> items_;
-  std::vector<Item> merges_;
-  bool whole_heads_ = true;
-  int widest_ = 1;  // columns of a set
-  std::int64_t partial_size_ = 0;
+  std::vector<std::unique_ptr<Plan>> plans_;  // of this forward, the first `planned_` of them
+  std::size_t planned_ = 0;
+  Plan* plan_ = nullptr;  // that of the layer
   Floats partials_;
   std::vector<std::unique_ptr<TileAttention::Scratch>> scratch_;  // by thread
 };

@@ -55,7 +55,8 @@ TileAttention::TileAttention(const AttentionShape& shape, Precision precision, L
       coded_(is_coded(precision) ? &coded_set(limit) : nullptr),
       ops_(&vector_set(kernels_->level).ops),
       pack_(vector_set(kernels_->level).pack_token[static_cast<int>(kernels_->precision)]),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
+      scale_(shape.scale > 0.0f ? shape.scale
+                                : 1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       padded_(round_up(shape.head_dim)),
       groups_(coded_ == nullptr ? 1 : shape.head_dim / coded_group(shape.head_dim)) {}
 
@@ -170,6 +171,7 @@ void TileAttention::softmax(const Call& c, std::int64_t column) const {
   const std::int64_t low = within_tile(seen.first - c.rank);
   const std::int64_t high = within_tile(seen.end - c.rank);
   float* row = c.row(column);
+  if (shape_.cap > 0.0f) ops_->soft_cap(row, shape_.cap, kTileSlots, row);
   if (!seen.is_chosen(c.rank)) std::fill(row + sinks, row + low, -INFINITY);
   std::fill(row + high, row + kTileSlots, -INFINITY);
   const ColumnSums sums = sums_of(c.sums, c.set.begin + column - c.origin);

@@ -21,6 +21,8 @@ struct AttentionShape {
   std::int64_t heads = 1;
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 1;
+  float scale = 0.0f;  // on scores; 0: 1 / sqrt(head_dim)
+  float cap = 0.0f;    // of scores, by tanh; 0: none
   std::int64_t group() const { return heads / kv_heads; }
 };
 

@@ -96,6 +96,8 @@ void Decoder::read_embedding(std::int64_t token, float* x) const {
   if (shape().tied) weights_->head.matrix.unpack_row(token, x);
   else if (weights_->embedding.rows > 0) weights_->embedding.read(token, x);
   else weights_->packed_embedding.unpack_row(token, x);
+  const float scale = shape().embedding_scale;
+  if (scale != 1.0f) vector_ops(limit_).scale(x, scale, shape().hidden, x);
 }
 
 void Decoder::embed(const std::int64_t* token_ids, std::int64_t tokens, float* out) const {
@@ -119,7 +121,7 @@ void Decoder::enter(const ForwardCall& call, const NewTokens& tokens, ThreadPool
         continue;
       }
       read_embedding(call.token_ids[index], x);
-      if (w.rotary.used()) continue;
+      if (!shape().learned_positions) continue;
       float* learned = space.layers.normed.data() + i * hidden;
       w.positions.read(call.positions[index], learned);
       vector_ops(limit_).add(learned, hidden, x);
@@ -131,8 +133,8 @@ void Decoder::run_layers(const ForwardCall& call, const NewTokens& tokens, Threa
   const std::int64_t hidden = shape().hidden;
   std::vector<DecoderLayer>& layers = weights_->layers;
   float* x = workspace_->x.data();
-  weights_->rotary.reach(tokens.furthest);
-  LayerRun run{*call.cache, tokens, weights_->rotary, workspace_->layers, pool};
+  for (RotaryTable& rope : weights_->ropes) rope.reach(tokens.furthest);
+  LayerRun run{*call.cache, tokens, workspace_->layers, pool};
   layers.front().attention.prepare(run);
   const std::int64_t stride = call.hidden_stride > 0 ? call.hidden_stride : hidden;
   const auto give_out = [&](std::int64_t layer) {
@@ -196,6 +198,19 @@ void Decoder::lm_head(const float* normed, std::int64_t tokens, float* logits, T
   const FloatMode mode(FloatMode::Subnormals::ieee);
   weights_->head.run(normed, tokens, logits, workspace_->layers.activations, pool,
                      {nullptr, false, &weights_->layers.front().attention.qkv.matrix});
+  scale_logits(logits, tokens * shape().vocab, pool);
+}
+
+void Decoder::scale_logits(float* logits, std::int64_t count, ThreadPool& pool) const {
+  const float scale = shape().logit_scale;
+  const float cap = shape().logit_cap;
+  if (scale == 1.0f && cap == 0.0f) return;
+  const VectorOps& ops = vector_ops(limit_);
+  pool.for_ranges(count, grain(count, 1, pool), [&](const Range& r) {
+    float* some = logits + r.begin;
+    if (scale != 1.0f) ops.scale(some, scale, r.end - r.begin, some);
+    if (cap > 0.0f) ops.soft_cap(some, cap, r.end - r.begin, some);
+  });
 }
 
 const PackedMatrix& Decoder::head() const { return weights_->head.matrix; }
@@ -204,6 +219,7 @@ void Decoder::run_head(const PackedMatrix& rows, const float* normed, std::int64
                        float* logits, ThreadPool& pool) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
   Linear{rows, {}}.run(normed, tokens, logits, workspace_->layers.activations, pool);
+  scale_logits(logits, tokens * rows.shape().rows, pool);
 }
 
 }  // namespace forerun::cpu

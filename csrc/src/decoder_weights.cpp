@@ -61,16 +61,17 @@ void Table::read(std::int64_t row, float* out) const {
   for (std::int64_t k = 0; k < cols; ++k) out[k] = bf16_to_float(source[k]);
 }
 
-DecoderWeights::DecoderWeights(const DecoderShape& s)
-    : shape(s), rotary(s.inverse_frequencies, s.rotary_scale) {
+DecoderWeights::DecoderWeights(const DecoderShape& s) : shape(s) {
   check();
+  for (const RopeShape& rope : shape.ropes)
+    ropes.emplace_back(rope.inverse_frequencies, rope.scale, shape.rope_pairs);
   layers.resize(static_cast<std::size_t>(shape.layers));
   make_vectors();
   make_matrices();
   const bool wide = shape.precision == Precision::fp32;
   const bool packed = packed_embedding.shape().rows > 0;
   if (!shape.tied && !packed) embedding.make(shape.vocab, shape.hidden, wide);
-  if (!rotary.used()) positions.make(shape.max_context, shape.hidden, wide);
+  if (shape.learned_positions) positions.make(shape.max_context, shape.hidden, wide);
 }
 
 void DecoderWeights::check() const {
@@ -80,47 +81,68 @@ void DecoderWeights::check() const {
     if (size < 1 || size > (std::int64_t{1} << 30))
       throw std::invalid_argument("a size of the model is out of range");
   }
-  const auto half = static_cast<std::int64_t>(shape.inverse_frequencies.size());
   if (shape.heads % shape.kv_heads != 0)
     throw std::invalid_argument("heads do not share keys evenly");
-  if (half != 0 && 2 * half != shape.head_dim) {
-    throw std::invalid_argument("a rotary embedding turns half of head_dim pairs");
+  for (const RopeShape& rope : shape.ropes) {
+    const auto half = static_cast<std::int64_t>(rope.inverse_frequencies.size());
+    if (half < 1 || 2 * half > shape.head_dim)
+      throw std::invalid_argument(
+          "a rotary embedding turns pairs of the head_dim values of a head");
   }
-  if (static_cast<std::int64_t>(shape.windows.size()) != shape.layers) {
-    throw std::invalid_argument("there must be one window for each layer");
+  if (static_cast<std::int64_t>(shape.each.size()) != shape.layers) {
+    throw std::invalid_argument("there must be one shape for each layer");
   }
-  for (const std::int64_t window : shape.windows) {
-    if (window < 0) throw std::invalid_argument("a window is 0 for none, or positive");
+  const auto ropes = static_cast<std::int64_t>(shape.ropes.size());
+  for (const LayerShape& layer : shape.each) {
+    if (layer.window < 0) throw std::invalid_argument("a window is 0 for none, or positive");
+    if (layer.rope < -1 || layer.rope >= ropes)
+      throw std::invalid_argument("a layer has a rotary embedding that is not there");
   }
+  if (shape.parallel && !(shape.norm_before && !shape.norm_after))
+    throw std::invalid_argument("attention and MLP beside each other need a norm before them");
+}
+
+namespace {
+
+std::size_t size_if(bool there, std::int64_t n) { return there ? static_cast<std::size_t>(n) : 0; }
+
+void make_norm(Norm& norm, const DecoderShape& shape) {
+  norm.eps = shape.norm_eps;
+  norm.weight.resize(size_if(true, shape.hidden));
+  norm.bias.resize(size_if(shape.layer_norm, shape.hidden));
+}
+
+}  // namespace
+
+void DecoderWeights::make_layer(DecoderLayer& layer, const LayerShape& each) {
+  SelfAttention& attention = layer.attention;
+  if (shape.norm_before) make_norm(layer.input_norm, shape);
+  if (shape.norm_before && !shape.parallel) make_norm(layer.mlp_norm, shape);
+  for (Norm* after : {&layer.post_attention_norm, &layer.post_mlp_norm}) {
+    if (shape.norm_after) make_norm(*after, shape);
+  }
+  layer.parallel = shape.parallel;
+  layer.residual_scale = shape.residual_scale;
+  attention.shape = {shape.heads, shape.kv_heads, shape.head_dim, shape.attention_scale,
+                     shape.score_cap};
+  attention.window = each.window;
+  attention.norm_eps = shape.norm_eps;
+  if (each.rope >= 0) attention.rotary = &ropes[static_cast<std::size_t>(each.rope)];
+  const bool whole = shape.query_key_norm == HeadNorm::whole;
+  const bool normed = shape.query_key_norm != HeadNorm::none;
+  attention.q_norm.resize(size_if(normed, (whole ? shape.heads : 1) * shape.head_dim));
+  attention.k_norm.resize(size_if(normed, (whole ? shape.kv_heads : 1) * shape.head_dim));
+  attention.qkv.bias.resize(size_if(shape.qkv_bias, shape.qkv_rows()));
+  attention.output.bias.resize(size_if(shape.output_bias, shape.hidden));
+  layer.mlp.activation = shape.activation;
+  layer.mlp.gated = shape.gated;
+  layer.mlp.up.bias.resize(size_if(shape.mlp_bias, shape.up_rows()));
+  layer.mlp.down.bias.resize(size_if(shape.mlp_bias, shape.hidden));
 }
 
 void DecoderWeights::make_vectors() {
-  const auto size = [](bool there, std::int64_t n) {
-    return there ? static_cast<std::size_t>(n) : 0;
-  };
-  const auto make_norm = [&](Norm& n) {
-    n.eps = shape.norm_eps;
-    n.weight.resize(size(true, shape.hidden));
-    n.bias.resize(size(shape.layer_norm, shape.hidden));
-  };
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    DecoderLayer& layer = layers[i];
-    SelfAttention& attention = layer.attention;
-    make_norm(layer.input_norm);
-    make_norm(layer.mlp_norm);
-    attention.shape = {shape.heads, shape.kv_heads, shape.head_dim};
-    attention.window = shape.windows[i];
-    attention.norm_eps = shape.norm_eps;
-    attention.q_norm.resize(size(shape.query_key_norm, shape.head_dim));
-    attention.k_norm.resize(size(shape.query_key_norm, shape.head_dim));
-    attention.qkv.bias.resize(size(shape.qkv_bias, shape.qkv_rows()));
-    attention.output.bias.resize(size(shape.output_bias, shape.hidden));
-    layer.mlp.activation = shape.activation;
-    layer.mlp.gated = shape.gated;
-    layer.mlp.up.bias.resize(size(shape.mlp_bias, shape.up_rows()));
-    layer.mlp.down.bias.resize(size(shape.mlp_bias, shape.hidden));
-  }
-  make_norm(norm);
+  for (std::size_t i = 0; i < layers.size(); ++i) make_layer(layers[i], shape.each[i]);
+  make_norm(norm, shape);
 }
 
 MatrixShape DecoderWeights::matrix_shape(const std::string& name, std::int64_t rows,
@@ -183,6 +205,10 @@ NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
       {"input_norm.bias", &layer.input_norm.bias},
       {"mlp_norm.weight", &layer.mlp_norm.weight},
       {"mlp_norm.bias", &layer.mlp_norm.bias},
+      {"post_attention_norm.weight", &layer.post_attention_norm.weight},
+      {"post_attention_norm.bias", &layer.post_attention_norm.bias},
+      {"post_mlp_norm.weight", &layer.post_mlp_norm.weight},
+      {"post_mlp_norm.bias", &layer.post_mlp_norm.bias},
       {"q_norm.weight", &attention.q_norm},
       {"k_norm.weight", &attention.k_norm},
       {"qkv.bias", &attention.qkv.bias},
@@ -212,7 +238,7 @@ NamedWeight DecoderWeights::find(const std::string& name) {
     return {nullptr, &embedding, nullptr};
   }
   if (name == "head.weight" && !shape.tied) return {&head.matrix, nullptr, nullptr};
-  if (name == "positions.weight" && !rotary.used()) return {nullptr, &positions, nullptr};
+  if (name == "positions.weight" && shape.learned_positions) return {nullptr, &positions, nullptr};
   return {};
 }
 

@@ -37,20 +37,21 @@ struct DecoderWeights {
   explicit DecoderWeights(const DecoderShape& shape);
 
   DecoderShape shape;
-  RotaryTable rotary;
+  std::vector<RotaryTable> ropes;
   std::vector<DecoderLayer> layers;
   Norm norm;
   Linear head;
   // One of the two, neither where the head is the embedding: quantized, or as a table.
   PackedMatrix packed_embedding;
   Table embedding;
-  Table positions;  // empty where rotary
+  Table positions;  // empty unless learned
   Buffer memory;    // of all matrices
 
   NamedWeight find(const std::string& name);
 
  private:
   void check() const;
+  void make_layer(DecoderLayer& layer, const LayerShape& each);
   void make_vectors();
   void make_matrices();
   MatrixShape matrix_shape(const std::string& name, std::int64_t rows, std::int64_t cols) const;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
 // Enough to be read as a stream, and little to begin a row with.
-constexpr std::int64_t kMostSegmentSlots = 1024;
+constexpr std::int64_t kMostSegmentSlots = 256;
 
 std::int64_t blocks_of(std::int64_t count) { return (count + kBlockRows - 1) / kBlockRows; }
 

@@ -207,6 +207,7 @@ LayerModule::LayerModule(LayerSource source, const Packing& packing, ThreadPool&
   attention.shape = {source.heads, source.kv_heads, source.head_dim};
   attention.window = source.window;
   attention.norm_eps = source.norm_eps;
+  attention.rotary = &parts->rotary;
   attention.q_norm = std::move(source.q_norm);
   attention.k_norm = std::move(source.k_norm);
   for (auto& norm : source.input_norms) {
@@ -264,13 +265,13 @@ void LayerModule::run(const BatchRows& batch, const std::vector<LayerInput>& inp
   float* out = gap ? p.y.data() : y;
   p.read(inputs, p.input_norms, tokens, p.whole ? out : nullptr, pool);
   p.rotary.reach(tokens.furthest);
-  LayerRun run{*batch.cache, tokens, p.rotary, p.space, pool};
+  LayerRun run{*batch.cache, tokens, p.space, pool};
   p.attention.prepare(run);
   if (p.whole) {
     p.space.normed.reserve(count * hidden());
     p.attention.run(run, 0, p.x.data(), out, true, &p.mlp.up.matrix);
     p.mlp_norm.run(out, count, p.space.normed.data(), p.space.limit, pool);
-    p.mlp.run(run, p.space.normed.data(), out, nullptr);
+    p.mlp.run(run, p.space.normed.data(), out, true, nullptr);
   } else {
     p.attention.run(run, 0, p.x.data(), out);
   }
@@ -288,7 +289,7 @@ void LayerModule::append(const BatchRows& batch, const float* x, ThreadPool& poo
   if (tokens.count() == 0) return;
   p.read({{x, cols()}}, std::vector<Norm>(1), tokens, nullptr, pool);
   p.rotary.reach(tokens.furthest);
-  LayerRun run{*batch.cache, tokens, p.rotary, p.space, pool};
+  LayerRun run{*batch.cache, tokens, p.space, pool};
   p.attention.append(run, 0, p.x.data());
 }
 

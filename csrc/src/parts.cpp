@@ -152,7 +152,7 @@ void SelfAttention::prepare(LayerRun& run) const {
     space.attention = std::make_unique<Attention>(shape, precision, space.limit, run.pool.size());
   }
   if (run.tokens.view.blocks > 0) run.cache.reserve_means();
-  space.attention->plan(run.tokens, run.cache);
+  space.attention->begin();
 }
 
 void SelfAttention::run(LayerRun& run, std::int64_t index, const float* x, float* y,
@@ -172,9 +172,32 @@ View SelfAttention::layer_view(const View& view) const {
   return {0, view.window == 0 ? window : std::min(window, view.window), view.coarse, 0};
 }
 
+// Where a norm has weights for all heads together; those by head follow in prepare_head().
+void SelfAttention::norm_whole(LayerRun& run) const {
+  const std::int64_t d = shape.head_dim;
+  const VectorOps& ops = vector_ops(run.space.limit);
+  const std::int64_t tokens = run.tokens.count();
+  const auto all = [&](const std::vector<float>& weight, std::int64_t heads) {
+    return heads > 1 && weight.size() == size_of(heads * d);
+  };
+  if (!all(q_norm, shape.heads) && !all(k_norm, shape.kv_heads)) return;
+  run.pool.for_ranges(tokens, grain(tokens, qkv_rows(), run.pool), [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      float* x = run.space.qkv.data() + i * qkv_rows();
+      for (const auto& [weight, heads] :
+           {std::pair(&q_norm, shape.heads), std::pair(&k_norm, shape.kv_heads)}) {
+        if (all(*weight, heads)) ops.rms_norm(x, weight->data(), norm_eps, heads * d, x);
+        x += shape.heads * d;
+      }
+    }
+  });
+}
+
 void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   LayerSpace& space = run.space;
   Attention& attention = *space.attention;
+  attention.plan(run.tokens, run.cache, layer_view(run.tokens.view));
+  norm_whole(run);
   const AttentionCall call = {&run.cache,       index,      layer_view(run.tokens.view),
                               space.qkv.data(), qkv_rows(), space.mixed.data()};
   if (attention.whole_heads()) {
@@ -199,6 +222,7 @@ void SelfAttention::append(LayerRun& run, std::int64_t index, const float* x) co
   const std::int64_t tokens = run.tokens.count();
   space.qkv.reserve(tokens * qkv_rows());
   qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool);
+  norm_whole(run);
   prepare_heads(run, index);
   for (const RowMask& mask : run.tokens.masks) {
     run.cache.set_length(index, mask.row, mask.start + mask.count);
@@ -225,12 +249,10 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     float* heads = run.space.qkv.data() + (mask.first_token + i) * qkv_rows();
     float* key = heads + (shape.heads + head) * d;
     const auto norm = [&](float* x, const std::vector<float>& weight) {
-      if (!weight.empty()) ops.rms_norm(x, weight.data(), norm_eps, d, x);
+      if (weight.size() == size_of(d)) ops.rms_norm(x, weight.data(), norm_eps, d, x);
     };
     const auto turn = [&](float* x) {
-      if (!run.rotary.used()) return;
-      const std::int64_t position = mask.positions[i];
-      ops.rotate(x, run.rotary.cosines(position), run.rotary.sines(position), d / 2);
+      if (rotary != nullptr) rotary->turn(x, mask.positions[i], ops);
     };
     float* queries = heads + head * group * d;
     for (std::int64_t q = 0; q < group; ++q) norm(queries + q * d, q_norm);
@@ -247,14 +269,24 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     run.cache.summarize(index, mask.row, head, mask.orderly_tiles());
 }
 
+namespace {
+
+// What a product does to its two halves at once; null for other activations.
+Gate gate_of(Activation activation, const VectorOps& ops) {
+  if (activation == Activation::silu) return ops.silu_mul;
+  return activation == Activation::gelu_tanh ? ops.gelu_tanh_mul : nullptr;
+}
+
+}  // namespace
+
 // The inner values for x, packed for `down`.
 const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
   LayerSpace& space = run.space;
   const std::int64_t tokens = x.tokens();
   const std::int64_t size = down.matrix.shape().cols;
   LinearOptions options = {nullptr, false, &down.matrix};
-  if (gated && activation == Activation::silu && size % kBlockRows == 0) {
-    options.gate = vector_ops(space.limit).silu_mul;
+  if (gated && size % kBlockRows == 0) options.gate = gate_of(activation, vector_ops(space.limit));
+  if (options.gate != nullptr) {
     if (packs_at_once(x, down.matrix.shape(), run.pool)) {
       options.packed = &space.packed_inner.of(down.matrix.shape());
       up.run(x, nullptr, run.pool, options);
@@ -273,26 +305,53 @@ const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
   return space.activations.pack(down.matrix.shape(), y, tokens, run.pool);
 }
 
-void Mlp::run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const {
+void Mlp::run(LayerRun& run, const float* x, float* y, bool accumulate,
+              const PackedMatrix* next) const {
   const std::int64_t hidden = up.matrix.shape().cols;
   for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
     const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
     const Activations& in =
         run.space.activations.pack(up.matrix.shape(), x + first * hidden, tokens, run.pool);
-    down.run(inner(run, in), y + first * hidden, run.pool, {nullptr, true, next});
+    down.run(inner(run, in), y + first * hidden, run.pool, {nullptr, accumulate, next});
   }
+}
+
+const float* DecoderLayer::normed(LayerRun& run, const Norm& norm, const float* x) const {
+  if (norm.size() == 0) return x;
+  const std::int64_t tokens = run.tokens.count();
+  run.space.normed.reserve(tokens * norm.size());
+  norm.run(x, tokens, run.space.normed.data(), run.space.limit, run.pool);
+  return run.space.normed.data();
+}
+
+void DecoderLayer::add_branch(LayerRun& run, const Norm& after, float* x) const {
+  if (adds_at_once(after)) return;
+  const std::int64_t hidden = mlp.down.matrix.shape().rows;
+  const std::int64_t tokens = run.tokens.count();
+  const VectorOps& ops = vector_ops(run.space.limit);
+  float* branch = run.space.branch.data();
+  if (after.size() > 0) after.run(branch, tokens, branch, run.space.limit, run.pool);
+  run.pool.for_ranges(tokens, grain(tokens, hidden, run.pool), [&](const Range& r) {
+    const std::int64_t first = r.begin * hidden;
+    const std::int64_t count = (r.end - r.begin) * hidden;
+    if (residual_scale == 1.0f) ops.add(branch + first, count, x + first);
+    else ops.blend(branch + first, 1.0f, residual_scale, count, x + first);
+  });
 }
 
 void DecoderLayer::run(LayerRun& run, std::int64_t index, float* x,
                        const PackedMatrix* next) const {
-  LayerSpace& space = run.space;
-  const std::int64_t tokens = run.tokens.count();
-  space.normed.reserve(tokens * input_norm.size());
-  float* normed = space.normed.data();
-  input_norm.run(x, tokens, normed, space.limit, run.pool);
-  attention.run(run, index, normed, x, true, &mlp.up.matrix);
-  mlp_norm.run(x, tokens, normed, space.limit, run.pool);
-  mlp.run(run, normed, x, next);
+  const bool attention_adds = adds_at_once(post_attention_norm);
+  const bool mlp_adds = adds_at_once(post_mlp_norm);
+  Floats& branch = run.space.branch;
+  if (!attention_adds || !mlp_adds)
+    branch.reserve(run.tokens.count() * mlp.down.matrix.shape().rows);
+  const float* in = normed(run, input_norm, x);
+  attention.run(run, index, in, attention_adds ? x : branch.data(), attention_adds, &mlp.up.matrix);
+  add_branch(run, post_attention_norm, x);
+  if (!parallel) in = normed(run, mlp_norm, x);
+  mlp.run(run, in, mlp_adds ? x : branch.data(), mlp_adds, next);
+  add_branch(run, post_mlp_norm, x);
 }
 
 }  // namespace forerun::cpu

@@ -82,6 +82,7 @@ struct LayerSpace {
   explicit LayerSpace(Level level) : activations(level), packed_inner(level), limit(level) {}
 
   Floats normed;  // [tokens, hidden]
+  Floats branch;  // [tokens, hidden], of a layer that does not add at once
   Floats qkv;     // [tokens, qkv_rows]
   Floats mixed;   // [tokens, heads * head_dim]
   Floats up;      // [some tokens, up_rows]
@@ -96,7 +97,6 @@ struct LayerSpace {
 struct LayerRun {
   KvCache& cache;
   const NewTokens& tokens;
-  const RotaryTable& rotary;  // it reaches the furthest position
   LayerSpace& space;
   ThreadPool& pool;
   float* queries = nullptr;  // of the layer, before their rotation: [tokens, heads * head_dim]
@@ -104,15 +104,17 @@ struct LayerRun {
 
 struct SelfAttention {
   AttentionShape shape;
-  std::int64_t window = 0;  // 0: none
-  float norm_eps = 1e-6f;   // of the norms of queries and keys
+  std::int64_t window = 0;              // 0: none
+  float norm_eps = 1e-6f;               // of the norms of queries and keys
+  const RotaryTable* rotary = nullptr;  // it reaches the furthest position; null: none
   Linear qkv;
-  std::vector<float> q_norm, k_norm;  // [head_dim] or empty
+  // [head_dim], or of all heads together, or empty
+  std::vector<float> q_norm, k_norm;
   Linear output;
 
   std::int64_t qkv_rows() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
 
-  // Makes room and splits the work, the same for all layers of one shape and cache.
+  // Makes room, for all layers of one shape and cache.
   void prepare(LayerRun& run) const;
   // x [tokens, cols] to y [tokens, hidden], by and into layer `index` of the cache.
   void run(LayerRun& run, std::int64_t index, const float* x, float* y, bool accumulate = false,
@@ -122,6 +124,7 @@ struct SelfAttention {
 
  private:
   View layer_view(const View& view) const;
+  void norm_whole(LayerRun& run) const;
   void attend(LayerRun& run, std::int64_t index) const;
   void prepare_heads(LayerRun& run, std::int64_t index) const;
   void prepare_head(LayerRun& run, std::int64_t index, std::int64_t row, std::int64_t head) const;
@@ -133,20 +136,33 @@ struct Mlp {
   Linear up;  // gate and up, where gated
   Linear down;
 
-  // y += the output for x, [tokens, hidden] both.
-  void run(LayerRun& run, const float* x, float* y, const PackedMatrix* next) const;
+  // y = the output for x, [tokens, hidden] both, or += it.
+  void run(LayerRun& run, const float* x, float* y, bool accumulate,
+           const PackedMatrix* next) const;
 
  private:
   const Activations& inner(LayerRun& run, const Activations& x) const;
 };
 
+// x += residual_scale * norm(attention(norm(x))), then the same with the MLP. A norm without
+// weights is none.
 struct DecoderLayer {
   Norm input_norm;
   SelfAttention attention;
+  Norm post_attention_norm;
   Norm mlp_norm;
   Mlp mlp;
+  Norm post_mlp_norm;
+  bool parallel = false;  // the MLP reads what the attention reads
+  float residual_scale = 1.0f;
 
   void run(LayerRun& run, std::int64_t index, float* x, const PackedMatrix* next) const;
+
+ private:
+  // Where a branch is added by its last product, that goes to x, else to the room for branches.
+  bool adds_at_once(const Norm& after) const { return after.size() == 0 && residual_scale == 1.0f; }
+  const float* normed(LayerRun& run, const Norm& norm, const float* x) const;
+  void add_branch(LayerRun& run, const Norm& after, float* x) const;
 };
 
 }  // namespace forerun::cpu

@@ -1,5 +1,5 @@
-// Cosines and sines of the rotary embedding (arXiv 2104.09864), by position, made as far as they
-// are needed.
+// The rotary embedding (arXiv 2104.09864): cosines and sines by position, made as far as they are
+// needed. It turns the first 2 * half() values of a head.
 #pragma once
 
 #include <cmath>
@@ -7,12 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "forerun/vector_ops.h"
+
 namespace forerun::cpu {
 
 class RotaryTable {
  public:
-  RotaryTable(std::vector<float> inverse_frequencies, float scale)
-      : frequencies_(std::move(inverse_frequencies)), scale_(scale) {}
+  RotaryTable(std::vector<float> inverse_frequencies, float scale, bool pairs = false)
+      : frequencies_(std::move(inverse_frequencies)), scale_(scale), pairs_(pairs) {}
 
   bool used() const { return !frequencies_.empty(); }
   std::int64_t half() const { return static_cast<std::int64_t>(frequencies_.size()); }
@@ -36,12 +38,18 @@ class RotaryTable {
     rows_ = rows;
   }
 
-  const float* cosines(std::int64_t position) const { return cosines_.data() + position * half(); }
-  const float* sines(std::int64_t position) const { return sines_.data() + position * half(); }
+  // One head in place.
+  void turn(float* x, std::int64_t position, const VectorOps& ops) const {
+    if (!used()) return;
+    const float* cosines = cosines_.data() + position * half();
+    const float* sines = sines_.data() + position * half();
+    (pairs_ ? ops.rotate_pairs : ops.rotate)(x, cosines, sines, half());
+  }
 
  private:
   std::vector<float> frequencies_;
   double scale_;
+  bool pairs_;  // values that turn together lie side by side, else half() apart
   std::int64_t rows_ = 0;
   std::vector<float> cosines_;
   std::vector<float> sines_;

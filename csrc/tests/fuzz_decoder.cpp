@@ -150,8 +150,8 @@ class Case {
   // Behind a text that lost tokens, other ones in each head, a tree reads as its paths alone do.
   void evicted() {
     // Layers with windows of their own are not evicted from.
-    for (const std::int64_t window : shape_.windows)
-      if (window != 0) return;
+    for (const LayerShape& layer : shape_.each)
+      if (layer.window != 0) return;
     const View view = std::exchange(view_, View{});
     const auto cache = std::make_unique<KvCache>(make_cache(1));
     const auto length = static_cast<std::int64_t>(text_.size());

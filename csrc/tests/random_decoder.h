@@ -41,19 +41,30 @@ inline DecoderShape random_shape(Random& random) {
   s.activation = static_cast<Activation>(between(random, 0, 3));
   s.gated = coin(random);
   s.layer_norm = coin(random);
-  s.query_key_norm = coin(random);
+  s.norm_before = coin(random);
+  s.norm_after = coin(random);
+  s.parallel = s.norm_before && !s.norm_after && coin(random);
+  s.query_key_norm = static_cast<HeadNorm>(between(random, 0, 2));
   s.qkv_bias = coin(random);
   s.output_bias = coin(random);
   s.mlp_bias = coin(random);
   s.tied = coin(random);
-  for (std::int64_t i = 0; i < s.layers; ++i)
-    s.windows.push_back(coin(random) ? 0 : between(random, 1, 40));
-  if (coin(random)) mix_precisions(s, random);
-  if (coin(random)) {
-    for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
-      s.inverse_frequencies.push_back(1.0f / static_cast<float>(1 + 3 * i));
-    }
+  s.learned_positions = coin(random);
+  for (std::int64_t k = between(random, 0, 2); k > 0; --k) {
+    s.ropes.emplace_back();
+    for (std::int64_t i = between(random, 1, s.head_dim / 2); i > 0; --i)
+      s.ropes.back().inverse_frequencies.push_back(1.0f / static_cast<float>(k + 3 * i));
   }
+  s.rope_pairs = coin(random);
+  const auto ropes = static_cast<std::int64_t>(s.ropes.size());
+  for (std::int64_t i = 0; i < s.layers; ++i)
+    s.each.push_back({coin(random) ? 0 : between(random, 1, 40), between(random, -1, ropes - 1)});
+  for (float* scale : {&s.attention_scale, &s.embedding_scale, &s.residual_scale, &s.logit_scale}) {
+    if (coin(random)) *scale = 0.25f * static_cast<float>(between(random, 1, 8));
+  }
+  if (coin(random)) s.score_cap = 2.0f;
+  if (coin(random)) s.logit_cap = 3.0f;
+  if (coin(random)) mix_precisions(s, random);
   return s;
 }
 
@@ -80,17 +91,23 @@ inline std::unique_ptr<Decoder> random_decoder(const DecoderShape& s, Level leve
   };
   put(true, "embedding.weight", s.vocab, s.hidden);
   put(!s.tied, "head.weight", s.vocab, s.hidden);
-  put(s.inverse_frequencies.empty(), "positions.weight", s.max_context, s.hidden);
+  put(s.learned_positions, "positions.weight", s.max_context, s.hidden);
   put(true, "norm.weight", s.hidden, 1);
   put(s.layer_norm, "norm.bias", s.hidden, 1);
   for (std::int64_t i = 0; i < s.layers; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
-    for (const char* norm : {"input_norm", "mlp_norm"}) {
-      put(true, at + norm + ".weight", s.hidden, 1);
-      put(s.layer_norm, at + norm + ".bias", s.hidden, 1);
+    const std::pair<const char*, bool> norms[] = {{"input_norm", s.norm_before},
+                                                  {"mlp_norm", s.norm_before && !s.parallel},
+                                                  {"post_attention_norm", s.norm_after},
+                                                  {"post_mlp_norm", s.norm_after}};
+    for (const auto& [norm, there] : norms) {
+      put(there, at + norm + ".weight", s.hidden, 1);
+      put(there && s.layer_norm, at + norm + ".bias", s.hidden, 1);
     }
-    put(s.query_key_norm, at + "q_norm.weight", s.head_dim, 1);
-    put(s.query_key_norm, at + "k_norm.weight", s.head_dim, 1);
+    const bool normed = s.query_key_norm != HeadNorm::none;
+    const bool whole = s.query_key_norm == HeadNorm::whole;
+    put(normed, at + "q_norm.weight", (whole ? s.heads : 1) * s.head_dim, 1);
+    put(normed, at + "k_norm.weight", (whole ? s.kv_heads : 1) * s.head_dim, 1);
     put(true, at + "qkv.weight", s.qkv_rows(), s.hidden);
     put(s.qkv_bias, at + "qkv.bias", s.qkv_rows(), 1);
     put(true, at + "output.weight", s.hidden, s.heads * s.head_dim);

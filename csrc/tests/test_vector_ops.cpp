@@ -56,6 +56,9 @@ void check_curves(const VectorOps& ops) {
     const double u = 0.79788456080286536 * (v + 0.044715 * v * v * v);
     if (u > -5.0) near(v / (1.0 + std::exp(-2.0 * u)), y[i], 3e-6, "gelu");
   }
+  ops.soft_cap(x.data(), 30.0f, n, y.data());
+  for (std::size_t i = 0; i < x.size(); ++i)
+    CHECK(std::fabs(y[i] - 30.0 * std::tanh(x[i] / 30.0)) < 2e-5, "soft cap of %f", x[i]);
   for (float& v : x) v = -std::fabs(v);
   x.resize(x.size() / 16 * 16);
   y = x;
@@ -112,6 +115,13 @@ void check_levels(Random& random, std::int64_t n) {
              [&](const VectorOps& o, float* y) { o.layer_norm(a, b, b, 1e-6f, n, y); });
   check_same("silu_mul", n, [&](const VectorOps& o, float* y) { o.silu_mul(a, b, n, y); });
   check_same("gelu_tanh", n, [&](const VectorOps& o, float* y) { o.gelu_tanh(a, n, y); });
+  check_same("gelu_tanh_mul", n,
+             [&](const VectorOps& o, float* y) { o.gelu_tanh_mul(a, b, n, y); });
+  check_same("soft_cap", n, [&](const VectorOps& o, float* y) { o.soft_cap(a, 3.0f, n, y); });
+  check_same("rotate_pairs", n, [&](const VectorOps& o, float* y) {
+    std::memcpy(y, a, static_cast<std::size_t>(n) * sizeof(float));
+    o.rotate_pairs(y, b, b, n / 2);
+  });
   check_same("add", n, [&](const VectorOps& o, float* y) { o.add(a, n, y); });
   check_same("turn", 16 << n % 3, [&](const VectorOps& o, float* y) {
     const std::int64_t size = 16 << n % 3;

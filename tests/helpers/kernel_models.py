@@ -66,6 +66,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "qwen3": ("qwen3", _sizes(150, 200, 3, 1, vocab_size=77, head_dim=34, tie_word_embeddings=True)),
+    # Norms on both sides, capped scores and logits, a scaled embedding, windows and rotations by layer.
+    "gemma2": (
+        "gemma2",
+        _sizes(
+            48, 80, 4, 2, vocab_size=53, head_dim=22, sliding_window=7, attn_logit_softcapping=3.0,
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _sizes(
+            44, 64, 4, 1, vocab_size=71, head_dim=26, sliding_window=9, query_pre_attn_scalar=30,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
     "gpt2": (
         "gpt2",
         {"vocab_size": 41, "n_positions": CONTEXT, "n_embd": 33, "n_layer": 3, "n_head": 3},

@@ -22,6 +22,10 @@ LLAMA_LIKE: dict[str, Any] = {
 _SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_SCALED}
 _SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+_S, _F = "sliding_attention", "full_attention"
+_PARTIAL = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7}
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -37,14 +41,63 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("qwen3", {"head_dim": 16, "rope_parameters": {"rope_type": "yarn", **_SCALED}}),
     "gpt2": ("gpt2", {}),
     "gpt_neox": ("gpt_neox", {}),
-    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3}),
+    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 3, "attn_logit_softcapping": 2.0}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 3,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "cohere2": ("cohere2", {"sliding_window": 3, "layer_types": [_S, _F, _S], "logit_scale": 0.5}),
+    "glm4": ("glm4", {"head_dim": 12, "pad_token_id": 1}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "ministral": ("ministral", {"sliding_window": 3, "layer_types": [_S, _F, _S], "head_dim": 8}),
+    "olmo2": ("olmo2", {"pad_token_id": 1}),
+    "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": [_S, _F, _S], "pad_token_id": 1}),
+    "phi3": ("phi3", {"sliding_window": 5, "pad_token_id": 1}),
+    "phi3-long": (
+        "phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.5],
+                "long_factor": [2.0, 4.0],
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 48,
+            },
+            "pad_token_id": 1,
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "pad_token_id": 1},
+    ),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, **_PARTIAL}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, **_PARTIAL}),
+    "starcoder2": ("starcoder2", {"sliding_window": 3}),
     "opt": ("opt", {}),
     # Local layers whose window the model cuts out of tables of its own, by slot.
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local", "local"], 1]]}),
     # The config has a window that the decoder does not use.
     "moshi": ("moshi", {"sliding_window": 3, "ffn_dim": 40, "num_codebooks": 2}),
 }
-_ADAPTED = ("gpt_neox", "gemma2", "opt", "gpt_neo", "moshi")
+_ADAPTED = ("gpt_neox", "opt", "gpt_neo", "moshi")
 NATIVE = [name for name in FAMILIES if name not in _ADAPTED]
 
 

@@ -340,7 +340,7 @@ def test_a_filled_cache_is_refused() -> None:
 def test_models_that_cannot_run_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"call model\.generate"):
         forerun.hf.generate(ToyModel(), PROMPT)
-    made = tiny_model("gemma2")
+    made = tiny_model("gpt_neox")
     made.train()
     with pytest.raises(ConfigError, match=r"model\.eval"):
         made.generate(PROMPT, max_new_tokens=2, custom_generate=forerun.hf.generate)

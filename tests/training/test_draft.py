@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
@@ -167,7 +168,7 @@ def test_a_target_whose_output_head_cannot_be_run_alone(
     batch = run.stream.batch(0)
     teacher = Teacher(run.target, (), torch.arange(VOCAB))
     lesson = teacher.show(batch, held_out=True)
-    model = run.target.model  # type: ignore[attr-defined]
+    model = AutoModelForCausalLM.from_pretrained(targets["gemma2"]).eval()
     for row, conversation in enumerate(batch.conversations):
         text = torch.tensor([[*conversation.prompt_ids, *conversation.answer_ids]])
         with torch.no_grad():

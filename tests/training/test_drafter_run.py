@@ -391,5 +391,5 @@ def test_a_target_whose_output_head_cannot_be_borrowed(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
     """It caps its logits."""
-    with pytest.raises(ForerunError, match="no output head that can be run alone"):
+    with pytest.raises(ForerunError, match="more than a product with a matrix"):
         run_of("dspark", targets["gemma2"], data, tmp_path)

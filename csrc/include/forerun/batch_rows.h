@@ -16,6 +16,11 @@ struct View {
   std::int64_t window = 0;
   bool coarse = false;
   std::int64_t blocks = 0;
+
+  bool operator==(const View& other) const {
+    return sinks == other.sinks && window == other.window && coarse == other.coarse &&
+           blocks == other.blocks;
+  }
 };
 
 struct BatchRows {

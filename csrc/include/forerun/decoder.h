@@ -1,4 +1,4 @@
-// A decoder-only transformer: Llama, Mistral, Qwen2, Qwen3 and GPT-2.
+// A decoder-only transformer, described by data: its shape says what each family does otherwise.
 //
 // The result for a token depends on its path of tokens alone, bit for bit: not on how many tokens,
 // which tree, which row of a batch, which chunk of a prompt or how many threads it is computed
@@ -22,6 +22,20 @@
 
 namespace forerun::cpu {
 
+// A rotary embedding, of some layers.
+struct RopeShape {
+  std::vector<float> inverse_frequencies;  // of half as many values of each head as it turns
+  float scale = 1.0f;                      // on cosines and sines
+};
+
+// In what a layer differs from others.
+struct LayerShape {
+  std::int64_t window = 0;  // 0: none
+  std::int64_t rope = -1;   // which of the rotary embeddings; -1: none
+};
+
+enum class HeadNorm { none, head, whole };
+
 struct DecoderShape {
   Precision precision = Precision::bf16;
   Precision head_precision = Precision::bf16;   // of the output head and, where tied, the embedding
@@ -37,17 +51,26 @@ struct DecoderShape {
   std::int64_t max_context = 1;
   float norm_eps = 1e-6f;
   Activation activation = Activation::silu;
-  bool gated = true;        // down(act(gate x) * up x), else down(act(up x))
-  bool layer_norm = false;  // with mean and bias, else the root mean square alone
-  bool query_key_norm = false;
+  bool gated = true;                         // down(act(gate x) * up x), else down(act(up x))
+  bool layer_norm = false;                   // with mean and bias, else the root mean square alone
+  bool norm_before = true;                   // of attention and MLP, of what they read
+  bool norm_after = false;                   // of what they add
+  bool parallel = false;                     // the MLP reads what the attention reads
+  HeadNorm query_key_norm = HeadNorm::none;  // of each head, or of all together
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
-  bool tied = false;                  // the head is the embedding
-  std::vector<std::int64_t> windows;  // by layer, 0: none
-  std::vector<float>
-      inverse_frequencies;    // [head_dim / 2] of the rotary embedding; empty: learned positions
-  float rotary_scale = 1.0f;  // on cosines and sines
+  bool tied = false;               // the head is the embedding
+  bool learned_positions = false;  // added to the embedding
+  std::vector<LayerShape> each;    // by layer
+  std::vector<RopeShape> ropes;
+  bool rope_pairs = false;       // values that turn together lie side by side, else in two halves
+  float attention_scale = 0.0f;  // 0: 1 / sqrt(head_dim)
+  float score_cap = 0.0f;        // of attention scores, by tanh; 0: none
+  float logit_cap = 0.0f;
+  float embedding_scale = 1.0f;
+  float residual_scale = 1.0f;  // of what attention and MLP add
+  float logit_scale = 1.0f;     // before the cap
 
   std::int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   std::int64_t up_rows() const { return (gated ? 2 : 1) * intermediate; }
@@ -106,7 +129,7 @@ class Decoder {
   // calls that contradict themselves.
   void forward(const ForwardCall& call, ThreadPool& pool);
 
-  // The embeddings [tokens, hidden] of token ids, without those of positions. Throws
+  // The embeddings [tokens, hidden] of token ids, scaled, without those of positions. Throws
   // std::invalid_argument for ids that are not tokens.
   void embed(const std::int64_t* token_ids, std::int64_t tokens, float* out) const;
 
@@ -126,6 +149,7 @@ class Decoder {
   void check(const ForwardCall& call) const;
   void check_token(std::int64_t token) const;
   void read_embedding(std::int64_t token, float* x) const;
+  void scale_logits(float* logits, std::int64_t count, ThreadPool& pool) const;
   void enter(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);
   void run_layers(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);
   void make_logits(const ForwardCall& call, const NewTokens& tokens, ThreadPool& pool);

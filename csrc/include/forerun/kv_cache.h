@@ -13,7 +13,7 @@
 // 16 slots, or eight slots of 16 dimensions (CodedTile in kernels.h). Keys are turned first, and
 // queries with them (turn in vector_ops.h).
 //
-// A row's tiles lie in segments of a thousand slots, each with all layers and heads: a row takes
+// A row's tiles lie in segments of 256 slots, each with all layers and heads: a row takes
 // only the memory that its tokens fill, though it lies on huge pages.
 //
 // A row may lose tokens, as many in all layers and heads but not the same ones: those that stay

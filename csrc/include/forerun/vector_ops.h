@@ -32,16 +32,22 @@ struct VectorOps {
   void (*gelu_tanh)(const float* x, std::int64_t n, float* y);
   // y = gelu(x) by the error function
   void (*gelu_erf)(const float* x, std::int64_t n, float* y);
+  // y = gelu(gate) * up, the tanh form
+  void (*gelu_tanh_mul)(const float* gate, const float* up, std::int64_t n, float* y);
   // y = max(x, 0)
   void (*relu)(const float* x, std::int64_t n, float* y);
   // One head in place: halves a, b become a cos - b sin, b cos + a sin.
   void (*rotate)(float* x, const float* cosine, const float* sine, std::int64_t half);
+  // The same of pairs that lie side by side.
+  void (*rotate_pairs)(float* x, const float* cosine, const float* sine, std::int64_t half);
   // y *= x
   void (*multiply)(const float* x, std::int64_t n, float* y);
   // y += x
   void (*add)(const float* x, std::int64_t n, float* y);
   // y = factor * x
   void (*scale)(const float* x, float factor, std::int64_t n, float* y);
+  // y = cap * tanh(x / cap)
+  void (*soft_cap)(const float* x, float cap, std::int64_t n, float* y);
   // y = a y + b x
   void (*blend)(const float* x, float a, float b, std::int64_t n, float* y);
   // y = x rounded to bf16, x being in [0, 1] and not subnormal; of NaN, anything.

@@ -35,12 +35,17 @@ void silu(const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid(x[i]);
 }
 
+inline float gelu(float v) {
+  // (1 + tanh(u)) / 2 = sigmoid(2 u)
+  return v * sigmoid(1.59576912f * (v + 0.044715f * (v * v * v)));
+}
+
 void gelu_tanh(const float* x, std::int64_t n, float* y) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float v = x[i];
-    // (1 + tanh(u)) / 2 = sigmoid(2 u)
-    y[i] = v * sigmoid(1.59576912f * (v + 0.044715f * (v * v * v)));
-  }
+  for (std::int64_t i = 0; i < n; ++i) y[i] = gelu(x[i]);
+}
+
+void gelu_tanh_mul(const float* gate, const float* up, std::int64_t n, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = gelu(gate[i]) * up[i];
 }
 
 void gelu_erf(const float* x, std::int64_t n, float* y) {
@@ -61,6 +66,15 @@ void rotate(float* __restrict x, const float* cosine, const float* sine, std::in
   }
 }
 
+void rotate_pairs(float* __restrict x, const float* cosine, const float* sine, std::int64_t half) {
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = x[2 * i];
+    const float b = x[2 * i + 1];
+    x[2 * i] = a * cosine[i] - b * sine[i];
+    x[2 * i + 1] = b * cosine[i] + a * sine[i];
+  }
+}
+
 void multiply(const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] *= x[i];
 }
@@ -71,6 +85,11 @@ void add(const float* x, std::int64_t n, float* y) {
 
 void scale(const float* x, float factor, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
+}
+
+void soft_cap(const float* x, float cap, std::int64_t n, float* y) {
+  // tanh(u) = 2 sigmoid(2 u) - 1
+  for (std::int64_t i = 0; i < n; ++i) y[i] = cap * (2.0f * sigmoid(2.0f * (x[i] / cap)) - 1.0f);
 }
 
 void blend(const float* x, float a, float b, std::int64_t n, float* __restrict y) {
@@ -157,8 +176,10 @@ Digits split_weights(const float* weights, const std::uint16_t* scales, ColumnDi
 
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
-      {rms_norm, layer_norm, silu_mul, silu, gelu_tanh, gelu_erf, relu, rotate, multiply, add,
-       scale, blend, weights_to_bf16, softmax_piece, turn, split_digits, split_weights},
+      {rms_norm,        layer_norm,    silu_mul, silu,         gelu_tanh,
+       gelu_erf,        gelu_tanh_mul, relu,     rotate,       rotate_pairs,
+       multiply,        add,           scale,    soft_cap,     blend,
+       weights_to_bf16, softmax_piece, turn,     split_digits, split_weights},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>},
       row_ops_of<float>(),

@@ -43,7 +43,7 @@ def weight_bytes(model: CpuModel) -> int:
     """Bytes of packed weights that every forward with logits reads: all but embedding tables."""
     shape, wide = model.shape, 4 if model.precision == "fp32" else 2
     tables = 0 if shape.tied else shape.vocab_size
-    if shape.family == "gpt2":
+    if shape.learned_positions:
         tables += shape.max_context
     return model.weight_bytes - tables * shape.hidden_size * wide
 

@@ -36,6 +36,8 @@ class AttentionShape:
         norm_eps: eps of the norms of queries and keys.
         inverse_frequencies: of the rotary embedding, head_dim / 2; empty: no rotary embedding.
         rotary_scale: factor on its cosines and sines.
+        scale: factor on the scores; 0 for 1 / sqrt(head_dim).
+        score_cap: bound c of the scores, by c tanh(x / c); 0 for none.
     """
 
     num_heads: int
@@ -45,6 +47,8 @@ class AttentionShape:
     norm_eps: float = 1e-6
     inverse_frequencies: tuple[float, ...] = ()
     rotary_scale: float = 1.0
+    scale: float = 0.0
+    score_cap: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
-from forerun.models.architecture import (
-    ACTIVATIONS,
-    LLAMA_LIKE,
-    ROPE_TYPES,
-    Architecture,
-    read_architecture,
-)
+from forerun.models.architecture import ACTIVATIONS, Architecture, read_architecture
 from forerun.models.config import DecoderConfig, check_config, one_line
+from forerun.models.families import LLAMA_LIKE, ROPE_TYPES
 
 # Keys of a head's config that describe its layers.
 _KEYS = (

@@ -277,12 +277,15 @@ def borrowed_rows(target: CausalLM, ids: Tensor) -> Tensor | None:
     """
     size, ids = target.hidden_size, ids.to(target.device)
     generator = torch.Generator().manual_seed(0)
-    probe = 4 * torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
-    given = target.lm_head(probe)[0, 0, ids]
-    spread = given.float().std().clamp(min=1e-6)
+    probe = torch.randn(1, 1, size, generator=generator).to(target.device, target.dtype)
+    # A bias shows among small logits, a cap among large ones.
+    probes = torch.cat((4 * probe, 1024 * probe), dim=1)
+    given = target.lm_head(probes)[0][:, ids]
+    spread = given.float().std(dim=-1, keepdim=True).clamp(min=1e-6)
 
     def apart(rows: Tensor) -> float:
-        return float((given.float() - rows.float() @ probe[0, 0].float()).abs().mean() / spread)
+        ours = probes[0].float() @ rows.float().T
+        return float(((given.float() - ours).abs() / spread).mean(dim=-1).max())
 
     # Quantized activations and bf16 round by about a hundredth; a cap or a bias differs by far more.
     with suppress(ConfigError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.costs.shapes import ModelShape
-from forerun.errors import CheckpointError, ConfigError, shown
+from forerun.errors import CheckpointError, ConfigError
+from forerun.models.families import FAMILIES, Family
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -23,21 +24,33 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
 }
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose frequencies do not depend on the length of the text."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(ModelShape):
-    """Architecture of a decoder: its dimensions, windows, norms and biases.
+    """Architecture of a decoder: all that torch and the kernels need to know of a family.
+
+    A layer is `x += residual_scale * norm(attention(norm(x)))`, then the same with the MLP.
 
     Attributes:
-        family: `gpt2` or one of `LLAMA_LIKE`.
+        family: one of `FAMILIES`.
         windows: number of tokens that each layer sees, the token itself and those before it; None
             for all.
-        query_key_norm: True if queries and keys are normed head by head (Qwen3).
+        ropes: the rotary embedding of each layer: the key of its parameters in the config's
+            `rope_parameters`, empty if these are the only ones; None for no rotation.
+        rope_pairs: True if the values that rotate together lie side by side, not in two halves.
+        learned_positions: True if embeddings of positions are added to those of tokens.
+        norm_before, norm_after: norms of what attention and MLP read, and of what they add.
+        layer_norm: True if norms subtract the mean; `norm_bias` if they have a bias.
+        norm_offset: number that is added to the published weights of the norms of layers.
+        parallel: True if the MLP reads what the attention reads.
+        query_key_norm: norm of queries and keys, each head by itself (`head`) or all together
+            (`whole`); empty for none.
         attention_bias: True if the query, key and value projections have a bias.
         output_bias: True if the attention's output projection has a bias.
+        attention_scale: factor on attention scores; 0 for 1 / sqrt(head_dim).
+        score_cap, logit_cap: bound c of attention scores and logits, by c tanh(x / c); 0 for none.
+        embedding_scale, residual_scale, logit_scale: factors on embeddings, on what attention and MLP
+            add, and on logits.
         frequency_factors: divisors of the rotary embedding's frequencies, one for each.
         config: the config of transformers that it was read from.
     """
@@ -47,25 +60,52 @@ class Architecture(ModelShape):
     norm_eps: float
     activation: str
     windows: tuple[int | None, ...]
-    query_key_norm: bool = False
+    ropes: tuple[str | None, ...]
+    rope_pairs: bool = False
+    learned_positions: bool = False
+    norm_before: bool = True
+    norm_after: bool = False
+    layer_norm: bool = False
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    parallel: bool = False
+    query_key_norm: str = ""
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    attention_scale: float = 0.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     frequency_factors: tuple[float, ...] = ()
     config: Any = field(default=None, repr=False, compare=False)
 
 
 def native(config: Any) -> bool:
     """True if a config of transformers describes a model that runs on forerun's own decoder."""
-    if config.model_type == "gpt2":
-        exotic = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
-        plain = not (exotic or config.add_cross_attention or config.reorder_and_upcast_attn)
-        return plain and config.activation_function in ACTIVATIONS
-    if config.model_type not in LLAMA_LIKE:
+    family = FAMILIES.get(config.model_type)
+    if family is None:
         return False
-    rope = config.rope_parameters or {}
-    known_rope = rope.get("rope_type") in ROPE_TYPES and rope.get("partial_rotary_factor", 1) == 1
-    return known_rope and config.hidden_act in ACTIVATIONS
+    if any(getattr(config, key, None) not in values for key, values in family.only.items()):
+        return False
+    fields = {"activation": getattr(config, "hidden_act", None), **family.read(config)}
+    ropes = {kind for kind in fields.get("ropes", ("",)) if kind is not None}
+    known = all(_runs_rope(family, rope_parameters(config, kind)) for kind in ropes)
+    return known and fields["activation"] in ACTIVATIONS
+
+
+def _runs_rope(family: Family, parameters: Mapping[str, Any]) -> bool:
+    whole = family.partial or parameters.get("partial_rotary_factor", 1) == 1
+    return whole and parameters.get("rope_type") in family.rope_types
+
+
+def rope_parameters(config: Any, kind: str) -> Mapping[str, Any]:
+    """Parameters of the rotary embedding of a kind of layer, see `Architecture.ropes`."""
+    parameters = config.rope_parameters or {}
+    found: Mapping[str, Any] = (parameters.get(kind) or {}) if kind else parameters
+    return found
 
 
 def read_architecture(config: Any) -> Architecture:
@@ -74,102 +114,51 @@ def read_architecture(config: Any) -> Architecture:
     Raises:
         CheckpointError: for numbers that contradict each other.
     """
-    gpt2 = config.model_type == "gpt2"
     heads, layers = config.num_attention_heads, config.num_hidden_layers
-    values = {
-        "num_kv_heads": heads,
-        "head_dim": config.hidden_size // heads,
-        "windows": (None,) * layers,
-        **(_read_gpt2(config) if gpt2 else _read_llama_like(config)),
-    }
+    values = {**_usual(config), **FAMILIES[config.model_type].read(config)}
     if heads % values["num_kv_heads"]:
         raise CheckpointError(
             f"num_attention_heads is {heads}; it must be a multiple of "
             f"num_key_value_heads, {values['num_kv_heads']}."
         )
+    if config.model_type == "gpt2" and config.hidden_size % heads:
+        raise CheckpointError(
+            f"n_embd is {config.hidden_size}; it must be a multiple of n_head, {heads}."
+        )
+    if not values.get("learned_positions") and values["head_dim"] % 2:
+        raise CheckpointError(
+            f"head_dim is {values['head_dim']}; it must be even, so that pairs of numbers are rotated."
+        )
+    if not len(values["windows"]) == len(values["ropes"]) == layers:
+        raise CheckpointError(
+            f"layer_types or no_rope_layers do not list {layers} layers; num_hidden_layers says so."
+        )
     try:
-        shape = Architecture(
+        return Architecture(
             family=config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             num_layers=layers,
             num_heads=heads,
-            max_context=config.max_position_embeddings,
             tied=bool(config.tie_word_embeddings),
-            gated=not gpt2,
+            gated="up" not in FAMILIES[config.model_type].published,
             config=config,
             **values,
         )
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
-    if gpt2 and shape.hidden_size % shape.num_heads:
-        raise CheckpointError(
-            f"n_embd is {shape.hidden_size}; it must be a multiple of n_head, {shape.num_heads}."
-        )
-    if not gpt2 and shape.head_dim % 2:
-        raise CheckpointError(
-            f"head_dim is {shape.head_dim}; it must be even, so that pairs of numbers are rotated."
-        )
-    return shape
 
 
-def sliding_window(config: Any) -> int | None:
-    """Number of tokens that the sliding layers of a config of transformers see; None if it has none.
-
-    Raises:
-        CheckpointError: for a window outside [1, 2**30]: libraries disagree on the meaning of 0.
-    """
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if window is None or (kinds and "sliding_attention" not in kinds):
-        return None
-    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**30:
-        raise CheckpointError(
-            f"sliding_window is {shown(window)}; it must be an integer from 1 to 2**30, or null."
-        )
-    return window
-
-
-def _read_gpt2(config: Any) -> dict[str, Any]:
+def _usual(config: Any) -> dict[str, Any]:
+    """Fields under the names that most families share."""
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
     return {
-        "intermediate_size": config.n_inner or 4 * config.n_embd,
-        "norm_eps": config.layer_norm_epsilon,
-        "activation": config.activation_function,
-        **dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), True),
+        "intermediate_size": getattr(config, "intermediate_size", None),
+        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "norm_eps": getattr(config, "rms_norm_eps", None),
+        "activation": getattr(config, "hidden_act", None),
+        "max_context": config.max_position_embeddings,
+        "windows": (None,) * layers,
+        "ropes": ("",) * layers,
     }
-
-
-def _read_llama_like(config: Any) -> dict[str, Any]:
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return {
-        "intermediate_size": config.intermediate_size,
-        "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
-        "head_dim": size,
-        "norm_eps": config.rms_norm_eps,
-        "activation": config.hidden_act,
-        **LLAMA_LIKE[config.model_type](config),
-    }
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """Windows by layer, for families whose config names the layers that have one."""
-    window = sliding_window(config)
-    return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
-
-
-LLAMA_LIKE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "llama": lambda config: {
-        "attention_bias": bool(config.attention_bias),
-        "output_bias": bool(config.attention_bias),
-        "mlp_bias": bool(config.mlp_bias),
-    },
-    "mistral": lambda config: {"windows": (sliding_window(config),) * config.num_hidden_layers},
-    "qwen2": lambda config: {"attention_bias": True, "windows": _windows(config)},
-    "qwen3": lambda config: {
-        "query_key_norm": True,
-        "attention_bias": bool(config.attention_bias),
-        "output_bias": bool(config.attention_bias),
-        "windows": _windows(config),
-    },
-}
-"""Families that publish Llama's tensors, with their differences from the plainest decoder."""

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from forerun.contracts import AttentionShape
 from forerun.kv_cache import Appending
-from forerun.models.architecture import Architecture
 from forerun.models.block_choice import BlockChoice, Chosen
-from forerun.models.rope import rotate
+from forerun.models.rope import Rotation, rotate
 
 CacheParts = Mapping[str, tuple[Tensor, Tensor | None]]
 """Weights and biases of a layer by short name, such as `qkv`."""
@@ -107,6 +106,7 @@ def attend_apart(
     mask: Tensor | None,
     scale: float,
     chosen: Chosen | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Attention of query [B, heads, n, d] over several separate parts of the cache, read in place.
 
@@ -116,17 +116,18 @@ def attend_apart(
         mask: additive, for the last part; all tokens see the others.
         scale: factor on the scores.
         chosen: slots that each token reads besides.
+        cap: bound c of the scores, by c tanh(x / c); 0 for none.
 
     Returns:
         [B, n, heads * d].
     """
     batch, heads, width, size = query.shape
     folded = query.reshape(batch, parts[0][0].shape[1], -1, size) * scale
-    scores = [folded @ keys.mT for keys, _ in parts]
+    scores = [soft_cap(folded @ keys.mT, cap) for keys, _ in parts]
     if mask is not None:
         scores[-1] = scores[-1] + mask.repeat(1, 1, folded.shape[2] // width, 1)
     if chosen is not None:
-        scores.append(chosen.scores(folded))
+        scores.append(soft_cap(chosen.scores(folded), cap))
     weights = torch.cat(scores, dim=-1).softmax(dim=-1)
     shares = torch.split(weights, [part.shape[-1] for part in scores], dim=-1)
     mixes = [share @ values for share, (_, values) in zip(shares, parts, strict=False)]
@@ -166,20 +167,18 @@ class AttentionStep:
     Attributes:
         appending: slots of the new tokens in the cache.
         visible: the slots that they see, by sliding window.
-        rotation: cosines and sines [B, 1, n, head_dim] of the rotary embedding, or None.
     """
 
     appending: Appending
     visible: Mapping[int | None, Visibility]
-    rotation: tuple[Tensor, Tensor] | None
 
     def attention(
         self,
         layer: int,
-        window: int | None,
+        shape: AttentionShape,
         parts: CacheParts,
-        shape: Architecture | AttentionShape,
         hidden: Tensor,
+        rotation: Rotation | None,
     ) -> Tensor:
         """Self-attention of one layer on normed hidden states [B, n, hidden_size].
 
@@ -190,36 +189,63 @@ class AttentionStep:
         sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         query, key, value = torch.split(heads, sizes, dim=2)
         if "q_norm" in parts:
-            query = norm(query, *parts["q_norm"], shape.norm_eps)
-            key = norm(key, *parts["k_norm"], shape.norm_eps)
+            query = _norm_heads(query, *parts["q_norm"], shape.norm_eps)
+            key = _norm_heads(key, *parts["k_norm"], shape.norm_eps)
         query, key, value = (vectors.transpose(1, 2) for vectors in (query, key, value))
         self.appending.observe(layer, query)
-        if self.rotation is not None:
-            query, key = rotate(query, self.rotation), rotate(key, self.rotation)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         self.appending.write(layer, key, value)
         query = self.appending.turned(query)
-        visible, scale = self.visible[window], shape.head_dim**-0.5
+        mixed = self._mix(layer, shape, query)
+        return functional.linear(mixed, *parts["output"])
+
+    def _mix(self, layer: int, shape: AttentionShape, query: Tensor) -> Tensor:
+        """Values that queries [B, heads, n, d] attend to, [B, n, heads * d]."""
+        visible, scale = self.visible[shape.window], shape.scale or shape.head_dim**-0.5
         parts_read = [self.appending.read(layer, visible.first)]
         if visible.sinks:
             parts_read.insert(0, self.appending.read(layer, 0, visible.sinks))
         chosen = (
             None if visible.choice is None else visible.choice.read(self.appending, layer, query)
         )
-        if chosen is not None or visible.sinks:
-            mixed = attend_apart(query, parts_read, visible.mask, scale, chosen)
-        else:
-            mixed = attend(query, *parts_read[0], visible, scale)
-        return functional.linear(mixed, *parts["output"])
+        if chosen is None and not visible.sinks and not shape.score_cap:
+            return attend(query, *parts_read[0], visible, scale)
+        mask = visible.mask
+        if visible.causal:
+            width = query.shape[2]
+            mask = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
+            mask = mask.triu(1)[None, None]
+        return attend_apart(query, parts_read, mask, scale, chosen, shape.score_cap)
 
 
-def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Layer norm with a bias; without one a root mean square norm (arXiv 1910.07467), in float32 at least."""
-    if bias is not None:
+def _norm_heads(heads: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Norm of heads [B, n, heads, d], each by itself or, by as many weights, all together."""
+    if weight.shape[0] == heads.shape[-1]:
+        return norm(heads, weight, bias, eps)
+    return norm(heads.flatten(2), weight, bias, eps).view_as(heads)
+
+
+def norm(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool = False
+) -> Tensor:
+    """Layer norm if there is a bias or `centred`; else a root mean square norm (arXiv 1910.07467), in float32
+    at least.
+    """
+    if centred or bias is not None:
         return functional.layer_norm(hidden, weight.shape, weight, bias, eps)
     if hidden.dtype in (torch.float32, torch.float64):
         return functional.rms_norm(hidden, weight.shape, weight, eps)
-    # Rounded before the weight, as transformers does, so that both agree in 16 bits.
-    return functional.rms_norm(hidden.float(), weight.shape, eps=eps).to(hidden.dtype) * weight
+    normed = functional.rms_norm(hidden.float(), weight.shape, eps=eps)
+    # As transformers does, so that both agree in 16 bits: only weights that an offset is added to are wider.
+    if weight.dtype is torch.float32:
+        return (normed * weight).to(hidden.dtype)
+    return normed.to(hidden.dtype) * weight
+
+
+def soft_cap(values: Tensor, cap: float) -> Tensor:
+    """Values bounded to (-cap, cap) by a hyperbolic tangent; unchanged for a cap of 0."""
+    return cap * torch.tanh(values / cap) if cap else values
 
 
 def apply_gate(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:

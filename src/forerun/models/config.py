@@ -19,13 +19,8 @@ from forerun.errors import (
     shown,
 )
 from forerun.files import is_regular, parse_json, read_text
-from forerun.models.architecture import (
-    ACTIVATIONS,
-    ROPE_TYPES,
-    native,
-    read_architecture,
-    sliding_window,
-)
+from forerun.models.architecture import ACTIVATIONS, native, read_architecture
+from forerun.models.families import ROPE_TYPES, sliding_window
 from forerun.options import check
 from forerun.params import RECOMMENDED, SamplingParams
 
@@ -44,15 +39,26 @@ _SIZES = (
     *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "n_inner", "max_position_embeddings", "n_positions", "n_ctx"),
 )
+_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+_FACTORS = (
+    *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
+    *("logits_scaling", "logit_scale"),
+)
+_FLAGS = (
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "use_qkv_bias"),
+    "use_parallel_residual",
+)
 # Entries of every decoder's config, under the names that transformers uses for all families.
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 # Names, the type of their values, and bounds.
 _NUMBERS: tuple[tuple[tuple[str, ...], type, dict[str, Any]], ...] = (
     (_LAYERS, int, {"ge": 1, "le": MOST_LAYERS}),
     (_SIZES, int, {"ge": 1, "le": 2**30}),
-    (("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), float, {"ge": 0.0, "le": 1.0}),
+    (_EPSILONS, float, {"ge": 0.0, "le": 1.0}),
+    (_FACTORS, float, {"gt": 0.0, "le": 1e30}),
     (("rope_theta",), float, {"gt": 0.0, "le": 1e30}),
-    (("tie_word_embeddings", "attention_bias", "mlp_bias"), bool, {}),
+    (_FLAGS, bool, {}),
 )
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _ROPE_NUMBERS = (

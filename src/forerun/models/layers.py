@@ -70,6 +70,11 @@ def check_evicts(shape: Architecture, name: str, compression: Compression) -> No
         for layer, window in enumerate(shape.windows)
         if window is not None and window < shape.max_context
     ]
+    if len(set(shape.ropes)) > 1:
+        raise UnsupportedModelError(
+            f"layers of {name} rotate keys in different ways, and kv_method "
+            f"{compression.kv_method!r} knows one; leave it out."
+        )
     if sliding:
         raise UnsupportedModelError(
             f"layers {sliding} of {name} read a sliding window of {shape.windows[sliding[0]]} "

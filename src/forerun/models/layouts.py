@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from forerun.models.architecture import Architecture
+from forerun.models.families import FAMILIES
 
 HEAD = "lm_head.weight"
 """The published key of the output head, in every family."""
@@ -30,10 +31,11 @@ class Published:
 
 @dataclass(frozen=True)
 class Fused:
-    """A tensor of the decoder: published tensors stacked along its rows."""
+    """A tensor of the decoder: published tensors stacked along its rows, plus an offset."""
 
     name: str
     parts: tuple[Published, ...]
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,75 +80,74 @@ class Layout:
 
 def layout_of(shape: Architecture) -> Layout:
     """The layout of a family, with an output head of its own unless it is tied to the embedding."""
-    gpt2 = shape.family == "gpt2"
-    tensors = list(_gpt2(shape) if gpt2 else _llama_like(shape))
-    prefix = "transformer." if gpt2 else "model."
-    ignored = r"(.*\.)?attn\.(masked_)?bias" if gpt2 else r"(.*\.)?rotary_emb\.inv_freq"
+    names = FAMILIES[shape.family].published
+    tensors = list(_tensors(shape))
+    ignored = r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias)"
     if shape.tied:
         ignored = rf"{ignored}|{re.escape(HEAD)}"
     else:
         tensors.append(_whole("head.weight", HEAD, shape.vocab_size, shape.hidden_size))
+    prefix = names["embedding"].partition(".")[0] + "."
     return Layout(tuple(tensors), prefix, re.compile(ignored))
 
 
-def _llama_like(shape: Architecture) -> Iterator[Fused]:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+def _tensors(shape: Architecture) -> Iterator[Fused]:
+    names, hidden = FAMILIES[shape.family].published, shape.hidden_size
+    yield _whole("embedding.weight", f"{names['embedding']}.weight", shape.vocab_size, hidden)
+    if shape.learned_positions:
+        yield _whole("positions.weight", f"{names['positions']}.weight", shape.max_context, hidden)
+    for index in range(shape.num_layers):
+        yield from _layer(shape, f"layers.{index}", f"{names['layers']}.{index}")
+    yield from _norm(shape, "norm", names["norm"], shape.norm_offset)
+
+
+def _layer(shape: Architecture, ours: str, theirs: str) -> Iterator[Fused]:
+    """The tensors of one layer, by the prefixes of its names here and in the checkpoint."""
+    family = FAMILIES[shape.family]
+    names, hidden, inner = family.published, shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    yield _whole("embedding.weight", "model.embed_tokens.weight", shape.vocab_size, hidden)
-    for index in range(shape.num_layers):
-        ours, theirs = f"layers.{index}", f"model.layers.{index}"
-        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        yield _whole(f"{ours}.input_norm.weight", f"{theirs}.input_layernorm.weight", hidden)
-        yield _whole(f"{ours}.mlp_norm.weight", f"{theirs}.post_attention_layernorm.weight", hidden)
-        if shape.query_key_norm:
-            for name in ("q_norm.weight", "k_norm.weight"):
-                yield _whole(f"{ours}.{name}", f"{attention}.{name}", shape.head_dim)
-        qkv = {
-            f"{attention}.q_proj": queries,
-            f"{attention}.k_proj": keys,
-            f"{attention}.v_proj": keys,
-        }
-        yield from _linear(f"{ours}.qkv", qkv, hidden, shape.attention_bias)
-        output = {f"{attention}.o_proj": hidden}
-        yield from _linear(f"{ours}.output", output, queries, shape.output_bias)
-        gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
-        yield from _linear(f"{ours}.gate_up", gate_up, hidden, shape.mlp_bias)
-        yield from _linear(f"{ours}.down", {f"{mlp}.down_proj": hidden}, inner, shape.mlp_bias)
-    yield _whole("norm.weight", "model.norm.weight", hidden)
+    before = ("input_norm",) if shape.parallel else ("input_norm", "mlp_norm")
+    after = ("post_attention_norm", "post_mlp_norm") if shape.norm_after else ()
+    for name in (*(before if shape.norm_before else ()), *after):
+        yield from _norm(shape, f"{ours}.{name}", f"{theirs}.{names[name]}", shape.norm_offset)
+    if shape.query_key_norm:
+        whole = shape.query_key_norm == "whole"
+        for name, size in (("q_norm", queries), ("k_norm", keys)):
+            size = size if whole else shape.head_dim
+            key = f"{theirs}.{names[name]}.weight"
+            yield _whole(f"{ours}.{name}.weight", key, size, offset=shape.norm_offset)
+    up = ("gate_up", (inner, inner)) if shape.gated else ("up", (inner,))
+    for name, rows, width, bias in (
+        ("qkv", (queries, keys, keys), hidden, shape.attention_bias),
+        ("output", (hidden,), queries, shape.output_bias),
+        (*up, hidden, shape.mlp_bias),
+        ("down", (hidden,), inner, shape.mlp_bias),
+    ):
+        parts = [f"{theirs}.{part}" for part in names[name].split()]
+        sizes = rows if len(parts) == len(rows) else (sum(rows),)
+        outputs = dict(zip(parts, sizes, strict=True))
+        yield from _linear(f"{ours}.{name}", outputs, width, bias, family.transposed)
 
 
-def _gpt2(shape: Architecture) -> Iterator[Fused]:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    yield _whole("embedding.weight", "transformer.wte.weight", shape.vocab_size, hidden)
-    yield _whole("positions.weight", "transformer.wpe.weight", shape.max_context, hidden)
-    norms = {"norm": "transformer.ln_f"}
-    for index in range(shape.num_layers):
-        ours, theirs = f"layers.{index}", f"transformer.h.{index}"
-        norms |= {f"{ours}.input_norm": f"{theirs}.ln_1", f"{ours}.mlp_norm": f"{theirs}.ln_2"}
-        projections = {
-            "qkv": ("attn.c_attn", hidden, 3 * hidden),
-            "output": ("attn.c_proj", hidden, hidden),
-            "up": ("mlp.c_fc", hidden, inner),
-            "down": ("mlp.c_proj", inner, hidden),
-        }
-        for name, (key, inputs, outputs) in projections.items():
-            # GPT-2 publishes [inputs, outputs], the transpose of a linear layer's matrix.
-            weight = Published(f"{theirs}.{key}.weight", (inputs, outputs), transposed=True)
-            yield Fused(f"{ours}.{name}.weight", (weight,))
-            yield _whole(f"{ours}.{name}.bias", f"{theirs}.{key}.bias", outputs)
-    for name, key in norms.items():
-        yield _whole(f"{name}.weight", f"{key}.weight", hidden)
-        yield _whole(f"{name}.bias", f"{key}.bias", hidden)
+def _norm(shape: Architecture, name: str, key: str, offset: float) -> Iterator[Fused]:
+    yield _whole(f"{name}.weight", f"{key}.weight", shape.hidden_size, offset=offset)
+    if shape.norm_bias:
+        yield _whole(f"{name}.bias", f"{key}.bias", shape.hidden_size)
 
 
-def _whole(name: str, key: str, *shape: int) -> Fused:
-    """A tensor that is published under one key, unchanged."""
-    return Fused(name, (Published(key, shape),))
+def _whole(name: str, key: str, *shape: int, offset: float = 0.0) -> Fused:
+    """A tensor that is published under one key, unchanged but for a number that is added."""
+    return Fused(name, (Published(key, shape),), offset)
 
 
-def _linear(name: str, outputs: Mapping[str, int], width: int, bias: bool) -> Iterator[Fused]:
+def _linear(
+    name: str, outputs: Mapping[str, int], width: int, bias: bool, transposed: bool
+) -> Iterator[Fused]:
     """One matrix from linear layers that read the same input, and its bias."""
-    parts = tuple(Published(f"{key}.weight", (rows, width)) for key, rows in outputs.items())
+    parts = tuple(
+        Published(f"{key}.weight", (width, rows) if transposed else (rows, width), transposed)
+        for key, rows in outputs.items()
+    )
     yield Fused(f"{name}.weight", parts)
     if bias:
         biases = tuple(Published(f"{key}.bias", (rows,)) for key, rows in outputs.items())

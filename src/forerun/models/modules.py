@@ -178,5 +178,5 @@ class TorchAttention:
         window = self._shape.window
         visible = {window: visibility(appending, window, self._dtype)}
         rotation = None if self._rotary is None else self._rotary.at(positions, batch.furthest)
-        step = AttentionStep(appending, visible, rotation)
-        return step.attention(0, window, self._parts, self._shape, hidden)
+        step = AttentionStep(appending, visible)
+        return step.attention(0, self._shape, self._parts, hidden, rotation)

@@ -207,11 +207,15 @@ def read_weights(
     keys, weights = match_keys(source, layout), {}
     for tensor in loading(layout.tensors, Path(source.name).name):
         # Filled part by part, so that no tensor is in memory twice for long.
-        ours = torch.empty(tensor.shape, dtype=dtype, device=device)
+        # The sum with an offset stays in at least 32 bits: near 1, 16 bits would lose most of the weight.
+        wide = torch.promote_types(dtype, torch.float32) if tensor.offset else dtype
+        ours = torch.empty(tensor.shape, dtype=wide, device=device)
         rows = [part.rows for part in tensor.parts]
         for part, target in zip(tensor.parts, torch.split(ours, rows), strict=True):
             theirs = source.read(keys[part.key])
             target.copy_(theirs.t() if part.transposed else theirs)
+        if tensor.offset:
+            ours += tensor.offset
         weights[tensor.name] = ours
     return weights
 

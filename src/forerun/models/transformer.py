@@ -11,23 +11,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.compression import Compression
-from forerun.contracts import Ability
+from forerun.contracts import Ability, AttentionShape
 from forerun.core import Batch, Exactness, ForwardOutput, View
 from forerun.costs.precision import bytes_of_text
 from forerun.errors import CacheError
-from forerun.kv_cache import Appending, CompressedCache, StaticCache
+from forerun.kv_cache import CompressedCache, StaticCache
 from forerun.models.architecture import ACTIVATIONS, Architecture
-from forerun.models.attention import AttentionStep, CacheParts, apply_gate, norm, visibility
+from forerun.models.attention import (
+    AttentionStep,
+    CacheParts,
+    apply_gate,
+    norm,
+    soft_cap,
+    visibility,
+)
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.placement import DeviceMemory, dtype_name
-from forerun.models.rope import mean_rotated, rotary_table
+from forerun.models.rope import Rotation, mean_rotated, rotary_tables
 
 
 class Transformer:
     """A decoder over a `StaticCache`; implements `forerun.contracts.CausalLM`.
 
-    Llama, Mistral, Qwen2 and Qwen3 have rotary positions, RMS norms, a gated MLP and shared keys,
-    GPT-2 learned positions, layer norms and biases everywhere; the weights show which.
+    The architecture and the names of the weights say in what a family differs from others.
 
     Args:
         shape: architecture of the model.
@@ -53,7 +59,19 @@ class Transformer:
         self._activation = ACTIVATIONS[shape.activation]
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
         self._positions = weights.get("positions.weight")
-        self._rotary = rotary_table(shape, self.dtype, self.device)
+        self._rotary = rotary_tables(shape, self.dtype, self.device)
+        self._attention = [
+            AttentionShape(
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                window=window,
+                norm_eps=shape.norm_eps,
+                scale=shape.attention_scale,
+                score_cap=shape.score_cap,
+            )
+            for window in shape.windows
+        ]
         self._memory = DeviceMemory(self.device, f"a forward of {name}", "run fewer tokens at once")
 
     def __repr__(self) -> str:
@@ -97,7 +115,7 @@ class Transformer:
                 self.dtype,
                 self.device,
                 compression=compression,
-                rotate=partial(mean_rotated, self._rotary),
+                rotate=partial(mean_rotated, self._rotary.get(shape.ropes[0])),
                 heads=shape.num_heads,
                 kv_dtype=self.kv_dtype,
             )
@@ -125,7 +143,13 @@ class Transformer:
             raise CacheError.beyond_context(batch.furthest, self.max_context)
         inputs = np.stack((batch.padded(batch.token_ids, 0), batch.padded(batch.positions, -1)))
         token_ids, positions = torch.from_numpy(inputs).to(self.device)
-        step = self._step(cache.append(batch, positions, layers), layers)
+        appending = cache.append(batch, positions, layers)
+        windows = {self.shape.windows[layer] for layer in layers}
+        visible = {window: visibility(appending, window, self.dtype) for window in windows}
+        step = AttentionStep(appending, visible)
+        rotations = {
+            kind: table.at(positions, batch.furthest) for kind, table in self._rotary.items()
+        }
         hidden = batch.hidden_in
         if hidden is None:
             hidden = self.embed(token_ids)
@@ -133,7 +157,8 @@ class Transformer:
                 hidden = hidden + functional.embedding(positions.clamp(min=0), self._positions)
         states = {layers.start: hidden} if layers.start in batch.hidden_layers else {}
         for index in layers:
-            hidden = self._layer(index, hidden, step)
+            rotation = rotations.get(self.shape.ropes[index])
+            hidden = self._layer(index, hidden, step, rotation)
             if index + 1 in batch.hidden_layers:
                 states[index + 1] = hidden
         logits = None
@@ -142,37 +167,48 @@ class Transformer:
             logits = self.lm_head(self.final_norm(wanted))
         return ForwardOutput(logits, states)
 
-    def _step(self, appending: Appending, layers: range) -> AttentionStep:
-        windows = {self.shape.windows[layer] for layer in layers}
-        visible = {window: visibility(appending, window, self.dtype) for window in windows}
-        rotation = None
-        if self._rotary is not None:
-            rotation = self._rotary.at(appending.positions, appending.batch.furthest)
-        return AttentionStep(appending, visible, rotation)
-
-    def _layer(self, index: int, hidden: Tensor, step: AttentionStep) -> Tensor:
-        parts, shape = self._layers[index], self.shape
-        normed = norm(hidden, *parts["input_norm"], shape.norm_eps)
-        hidden = hidden + step.attention(index, shape.windows[index], parts, shape, normed)
-        normed = norm(hidden, *parts["mlp_norm"], shape.norm_eps)
+    def _layer(
+        self, index: int, hidden: Tensor, step: AttentionStep, rotation: Rotation | None
+    ) -> Tensor:
+        parts = self._layers[index]
+        read = self._normed(parts, "input_norm", hidden)
+        mixed = step.attention(index, self._attention[index], parts, read, rotation)
+        hidden = self._add(hidden, self._normed(parts, "post_attention_norm", mixed))
+        if not self.shape.parallel:
+            read = self._normed(parts, "mlp_norm", hidden)
         if "up" in parts:
-            inner = self._activation(functional.linear(normed, *parts["up"]))
+            inner = self._activation(functional.linear(read, *parts["up"]))
         else:
-            inner = apply_gate(self._activation, functional.linear(normed, *parts["gate_up"]))
-        return hidden + functional.linear(inner, *parts["down"])
+            inner = apply_gate(self._activation, functional.linear(read, *parts["gate_up"]))
+        made = functional.linear(inner, *parts["down"])
+        return self._add(hidden, self._normed(parts, "post_mlp_norm", made))
+
+    def _normed(self, parts: CacheParts, name: str, hidden: Tensor) -> Tensor:
+        """The norm of a name; a layer without it leaves hidden states unchanged."""
+        if name not in parts:
+            return hidden
+        return norm(hidden, *parts[name], self.shape.norm_eps, self.shape.layer_norm)
+
+    def _add(self, hidden: Tensor, branch: Tensor) -> Tensor:
+        scale = self.shape.residual_scale
+        return hidden + (branch if scale == 1 else branch * scale)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The embeddings [B, n, hidden_size] of token ids [B, n], without those of positions."""
-        return functional.embedding(token_ids, self.weights["embedding.weight"])
+        """The scaled embeddings [B, n, hidden_size] of token ids [B, n], without those of positions."""
+        scale = self.shape.embedding_scale
+        found = functional.embedding(token_ids, self.weights["embedding.weight"])
+        # A scale is rounded to the weights' precision, as in transformers.
+        return found if scale == 1 else found * torch.tensor(scale, dtype=found.dtype)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Apply the norm before the output head to [B, n, hidden_size]."""
         weight, bias = self.weights["norm.weight"], self.weights.get("norm.bias")
-        return norm(hidden, weight, bias, self.shape.norm_eps)
+        return norm(hidden, weight, bias, self.shape.norm_eps, self.shape.layer_norm)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, V] of hidden states [B, n, hidden_size] after the final norm."""
-        return functional.linear(hidden, self._head)
+        logits, scale = functional.linear(hidden, self._head), self.shape.logit_scale
+        return soft_cap(logits if scale == 1 else logits * scale, self.shape.logit_cap)
 
 
 def _parts(weights: Mapping[str, Tensor], prefix: str) -> CacheParts:

@@ -22,9 +22,10 @@ from transformers import AutoConfig
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, TrainingError
 from forerun.heads.layers import borrowed_rows
-from forerun.models.architecture import LLAMA_LIKE, Architecture, read_architecture
+from forerun.models.architecture import Architecture, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import as_transformers
+from forerun.models.families import LLAMA_LIKE
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
 from forerun.training.compiled import in_bf16

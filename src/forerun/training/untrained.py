@@ -101,8 +101,8 @@ class PublishedModule(NamedModule):
             vectors = vectors.transpose(1, 2)
             if name != "v":
                 scale, dtype = self._rotary_scale, vectors.dtype
-                rotation = ((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
-                vectors = rotate(vectors, rotation)
+                cos, sin = ((part * scale).to(dtype) for part in (angles.cos(), angles.sin()))
+                vectors = rotate(vectors, (cos, sin, False))
             made.append(vectors)
         return made
 

@@ -39,8 +39,9 @@ def describe_shape(
         group: columns that share a scale; 0 for the precision's own number.
         precisions: precisions of matrices that differ, by name.
     """
-    gpt2 = shape.family == "gpt2"
-    inverse, scale = (torch.empty(0), 1.0) if gpt2 else frequencies(shape)
+    kinds = sorted({kind for kind in shape.ropes if kind is not None})
+    places: dict[str | None, int] = {kind: place for place, kind in enumerate(kinds)} | {None: -1}
+    ropes = [frequencies(shape, kind) for kind in kinds]
     return {
         **vars(shape),
         "precision": precision,
@@ -48,11 +49,11 @@ def describe_shape(
         "precisions": dict(precisions),
         "group": group,
         "activation": ACTIVATIONS[shape.activation],
-        "gated": not gpt2,
-        "layer_norm": gpt2,
-        "windows": [window or 0 for window in shape.windows],
-        "inverse_frequencies": inverse.tolist(),
-        "rotary_scale": scale,
+        "each": [
+            (window or 0, places[kind])
+            for window, kind in zip(shape.windows, shape.ropes, strict=True)
+        ],
+        "ropes": [(inverse.tolist(), scale) for inverse, scale in ropes],
     }
 
 
@@ -66,8 +67,8 @@ def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tupl
     """
     for part, first, start, stop in _ranges(tensor):
         chunk = source.slice(keys[part.key], int(part.transposed), start, stop)
-        if chunk.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            chunk = chunk.float()
+        if tensor.offset or chunk.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            chunk = chunk.float() + tensor.offset
         yield first, (chunk.t() if part.transposed else chunk).contiguous()
 
 

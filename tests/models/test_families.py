@@ -1,0 +1,119 @@
+"""Every family of our own decoders writes the text that transformers writes, with and without drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import Engine, SamplingParams, SpeculativeConfig
+from forerun.drafters.ngram import NgramDrafter
+from forerun.errors import CheckpointError
+from forerun.models import Checkpoint, load_model
+from forerun.models.architecture import native
+from forerun.models.families import FAMILIES as KNOWN
+from tests.helpers.backends import on_both
+from tests.helpers.tiny_models import FAMILIES, NATIVE, random_model, tiny_config
+
+LENGTH = 64
+# Of several lengths, more than there are rows; the last begins as the first does.
+PROMPTS = [[5, 7, 5, 7, 5], [11], [9, 2, 30, 9, 2, 30, 9, 2, 30, 8], [5, 7, 5, 7, 5, 6, 7]]
+_HALF = {"rope_type": "default", "rope_theta": 1e4}
+NEW = [name for name in NATIVE if FAMILIES[name][0] not in ("llama", "mistral", "qwen2", "gpt2")]
+
+
+def roomy(name: str) -> Any:
+    """A random model whose context holds the prompts and what follows."""
+    config = tiny_config(name)
+    config.max_position_embeddings = 128
+    if "original_max_position_embeddings" in (config.rope_parameters or {}):
+        config.rope_parameters["original_max_position_embeddings"] = 100
+    config.eos_token_id = None
+    return random_model(config)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A family's checkpoint, and the greedy text that transformers writes after each prompt."""
+    made: dict[str, tuple[Path, list[list[int]]]] = {}
+
+    def get(name: str) -> tuple[Path, list[list[int]]]:
+        if name not in made:
+            model, place = roomy(name), tmp_path_factory.mktemp(name)
+            model.save_pretrained(place)
+            texts = []
+            for prompt in PROMPTS:
+                ids = torch.tensor([prompt])
+                out = model.generate(ids, max_new_tokens=LENGTH, do_sample=False, eos_token_id=None)
+                texts.append(out[0, len(prompt) :].tolist())
+            made[name] = (place, texts)
+        return made[name]
+
+    return get
+
+
+def test_the_table_has_every_family() -> None:
+    assert {FAMILIES[name][0] for name in NATIVE} == KNOWN.keys()
+
+
+@on_both(NEW)
+def test_greedy_text_through_windows_trees_and_ragged_batches(
+    name: str, backend: str, written: Any
+) -> None:
+    place, texts = written(name)
+    model = load_model(place, dtype="fp32", device="cpu", backend=backend)
+    params = SamplingParams(temperature=0, max_tokens=LENGTH)
+    trees = SpeculativeConfig(tree="auto", num_tree_nodes=6)
+    for drafter, config in ((None, None), (NgramDrafter(1, 3), trees)):
+        engine = Engine(model, drafter, config, max_batch_size=2)
+        found = [done.token_ids for done in engine.generate(PROMPTS, params)]
+        assert [list(ids) for ids in found] == texts
+        again = engine.generate([[*PROMPTS[0], *texts[0][:20]]], params)[0]
+        assert list(again.token_ids[: LENGTH - 20]) == texts[0][20:], "a row's prefix is used again"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "hidden_activation", "tanh"),
+        ("stablelm", "qk_layernorm", True),
+        ("llama", "rope_parameters", {**_HALF, "partial_rotary_factor": 0.5}),
+        ("phi3", "rope_parameters", {**_HALF, "rope_type": "dynamic"}),
+    ],
+)
+def test_a_forward_that_the_decoder_lacks_is_left_to_the_adapter(
+    name: str, key: str, value: Any
+) -> None:
+    config = tiny_config(name)
+    assert native(config)
+    setattr(config, key, value)
+    assert not native(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma3", "query_pre_attn_scalar", 0),
+        ("gemma2", "final_logit_softcapping", -1.0),
+        ("granite", "logits_scaling", 0),
+        ("granite", "residual_multiplier", float("nan")),
+        ("cohere2", "logit_scale", float("inf")),
+        ("smollm3", "no_rope_layers", [1]),
+        ("starcoder2", "norm_epsilon", -1.0),
+    ],
+)
+def test_wrong_numbers_are_refused(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    random_model(tiny_config(name)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values[key] = value
+    file.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(CheckpointError) as refusal:
+        _ = Checkpoint.open(tmp_path).architecture
+    assert "config.json" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
