@@ -5,6 +5,7 @@ python docs/cli_reference.py > docs/cli.md
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import click
@@ -62,4 +63,5 @@ def _block(title: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.stdout.write(render())

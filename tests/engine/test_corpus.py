@@ -12,7 +12,6 @@ from forerun import SamplingParams
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
-from forerun.progress import watched_by
 
 PROMPTS = ["class Stack:\n    def __init__(self):\n", "import os\n\n\ndef read_lines(path):\n"]
 SAMPLERS = {
@@ -23,8 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "picked": {},
     "suffix": {"method": "suffix"},
     "suffix-tree": {"method": "suffix", "tree": "auto"},
-    "ngram": {"method": "ngram"},
-    "cascade": {"method": "cascade", "cascade": ["ngram", "draft_model:3"]},
+    "cascade": {"method": "cascade", "cascade": ["suffix", "draft_model:3"]},
 }
 
 
@@ -67,17 +65,6 @@ def test_outputs_are_plain_decodings(
     if sampler == "greedy":
         # Nothing of it is in the prompt: a draft has to be quoted.
         assert sum(one.stats.num_accepted_tokens for one in found) > 48
-
-
-def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "a.py"
-    seen: list[tuple[str, int, int]] = []
-    for text, indexed in (("x = 1\n", True), ("x = 1\n", False), ("x = 22\n", True)):
-        path.write_text(text * 20)
-        seen.clear()
-        with watched_by(lambda *report: seen.append(report)):
-            load(str(path), method="suffix")
-        assert ("indexing the corpus" in {what for what, _, _ in seen}) is indexed
 
 
 def test_a_corpus_that_is_none_is_refused(tmp_path: Path) -> None:
