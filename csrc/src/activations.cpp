@@ -19,7 +19,8 @@ std::int64_t panel_units(const MatrixShape& shape, const KernelSet& kernels) {
   const std::int64_t step = kernels.step_lines;
   if (!shape.grouped()) return (shape.lines() + step - 1) / step * step;
   if (kernels.token_major) return shape.groups() * (shape.group / 4 + 2);
-  const std::int64_t quads = shape.lines() * shape.values_per_line() / 4;
+  const std::int64_t quads = shape.blockwise() ? shape.groups() * shape.group / 4
+                                               : shape.lines() * shape.values_per_line() / 4;
   return quads + 2 * shape.groups();
 }
 

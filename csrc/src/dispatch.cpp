@@ -15,7 +15,7 @@ const KernelSet* amx_set(Precision precision) {
     case Precision::int4: return &amx_int4_set();
     case Precision::int8_offset: return &amx_int8_offset_set();
     case Precision::int4_offset: return &amx_int4_offset_set();
-    case Precision::fp32: break;
+    default: break;
   }
   return nullptr;
 }
@@ -29,7 +29,8 @@ const KernelSet* avx512_set(Precision precision) {
     case Precision::int8: return f.avx512_vnni ? &avx512_int8_set() : nullptr;
     case Precision::int4: return f.avx512_vnni ? &avx512_int4_set() : nullptr;
     case Precision::int8_offset: return f.avx512_vnni ? &avx512_int8_offset_set() : nullptr;
-    default: return f.avx512_vnni ? &avx512_int4_offset_set() : nullptr;
+    case Precision::int4_offset: return f.avx512_vnni ? &avx512_int4_offset_set() : nullptr;
+    default: return f.avx512_vnni ? &avx512_blocks_set(precision) : nullptr;
   }
 }
 
@@ -40,7 +41,8 @@ const KernelSet& avx2_set(Precision precision) {
     case Precision::int8: return avx2_int8_set();
     case Precision::int4: return avx2_int4_set();
     case Precision::int8_offset: return avx2_int8_offset_set();
-    default: return avx2_int4_offset_set();
+    case Precision::int4_offset: return avx2_int4_offset_set();
+    default: return avx2_blocks_set(precision);
   }
 }
 #endif

@@ -61,18 +61,17 @@ struct Stream {
 // Several passes over blocks, one for each tile: each fetches its part of the blocks that follow,
 // in the order in which they lie, so that memory is busy during all.
 struct AheadPlan {
-  std::int64_t lines;     // in a block
-  std::int64_t unit = 1;  // of lines, where a switch can be: a pair of groups
+  std::int64_t lines;  // in a block
+  std::int64_t unit;   // of lines, where a switch can be
   std::int64_t tiles;
   bool streams;
   std::ptrdiff_t near = near_bytes();
 
   AheadPlan(const MatrixShape& shape, const Activations& x)
-      : lines(shape.all_lines()), tiles(x.tiles()), streams(x.kernels().streams_blocks) {
-    if (!shape.grouped()) return;
-    const std::int64_t heads = 2 / shape.groups_per_scale_line();
-    unit = 2 * shape.lines_per_group() + heads;
-  }
+      : lines(shape.all_lines()),
+        unit(shape.unit_lines()),
+        tiles(x.tiles()),
+        streams(x.kernels().streams_blocks) {}
 
   Ahead tile(std::int64_t index, const TileArgs& a, const Stream& stream) const {
     const std::uint8_t* here = a.weights;

@@ -59,9 +59,10 @@ void pack_codes(PackedMatrix& matrix, std::int64_t first, std::int64_t count, co
                 ThreadPool& pool) {
   const std::int64_t cols = matrix.shape().cols;
   const std::int64_t groups = matrix.shape().groups();
+  const std::int64_t of_row = matrix.shape().offsets();
   pack_ranges(count, pool, [&](std::int64_t begin, std::int64_t n) {
     const std::uint16_t* offsets =
-        rows.offsets == nullptr ? nullptr : rows.offsets + begin * groups;
+        rows.offsets == nullptr ? nullptr : rows.offsets + begin * of_row;
     matrix.pack_codes(first + begin, n,
                       {rows.codes + begin * cols, rows.scales + begin * groups, offsets});
   });

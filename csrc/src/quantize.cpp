@@ -116,6 +116,35 @@ void store_group(const MatrixShape& shape, std::int64_t index, std::size_t lane,
   }
 }
 
+void store_blocks(const MatrixShape& shape, std::size_t lane, const CodedRows& row,
+                  std::uint8_t* block) {
+  std::uint8_t* to = block + lane * 4;
+  for (std::int64_t i = 0; i < shape.offsets(); i += 2) {
+    const std::uint16_t* factors = row.offsets + i;
+    if (!std::isfinite(half_to_float(factors[0])) || !std::isfinite(half_to_float(factors[1])))
+      throw std::domain_error("a scale is not finite");
+    std::memcpy(to + i / 2 * shape.super_lines() * std::int64_t{kLineBytes}, factors, 4);
+  }
+  const int bits = shape.upper_bits();
+  const std::int64_t in_part = kPartColumns / shape.group;
+  const std::int64_t scale_bytes = 4 / in_part;
+  for (std::int64_t g = 0; g < shape.groups(); ++g) {
+    if (!shape.has_factors() && !std::isfinite(half_to_float(row.scales[g])))
+      throw std::domain_error("a scale is not finite");
+    std::memcpy(to + shape.scale_place(g) + g % in_part * scale_bytes, row.scales + g,
+                static_cast<std::size_t>(scale_bytes));
+    const std::uint8_t* codes = row.codes + g * shape.group;
+    std::uint8_t* upper = to + shape.line_offset(g * shape.lines_per_group());
+    std::uint8_t* line = upper + (bits > 0 ? kLineBytes : 0);
+    for (int k = 0; k < shape.group; ++k) {
+      if (codes[k] >> (4 + bits) != 0) throw std::domain_error("a code does not fit");
+      line[k / 8 * static_cast<int>(kLineBytes) + k % 4] |=
+          static_cast<std::uint8_t>((codes[k] & 15) << (k % 8 / 4 * 4));
+      if (bits > 0) upper[k % 4] |= static_cast<std::uint8_t>(codes[k] >> 4 << (k / 4 * bits));
+    }
+  }
+}
+
 void quantize_row(const MatrixShape& shape, const float* row, std::size_t lane,
                   std::uint8_t* block) {
   for (std::int64_t g = 0; g < shape.groups(); ++g) {

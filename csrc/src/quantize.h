@@ -18,6 +18,11 @@ struct CodedGroup {
 void store_group(const MatrixShape& shape, std::int64_t index, std::size_t lane,
                  const CodedGroup& group, std::uint8_t* block);
 
+// A whole row in llama.cpp's blocks, as CodedRows has it. Throws std::domain_error for a factor
+// that is not finite or a code that does not fit.
+void store_blocks(const MatrixShape& shape, std::size_t lane, const CodedRows& row,
+                  std::uint8_t* block);
+
 // Throws std::domain_error where a scale overflows.
 void quantize_row(const MatrixShape& shape, const float* row, std::size_t lane,
                   std::uint8_t* block);

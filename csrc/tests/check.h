@@ -69,18 +69,7 @@ struct TileSum {
   }
 };
 
-// A packed matrix with its memory.
-struct Packed {
-  Buffer memory;
-  PackedMatrix matrix;
-
-  Packed(const MatrixShape& shape, const std::vector<float>& weights)
-      : memory(shape.bytes()), matrix(shape, memory.data()) {
-    matrix.pack_rows(0, shape.rows, weights.data(), SourceType::fp32, shape.cols);
-  }
-};
-
-// Random rows of a matrix in groups of 32 that are quantized already.
+// Random rows of a matrix in groups of 32, or in llama.cpp's blocks, that are quantized already.
 struct CodedMatrix {
   MatrixShape shape;
   std::vector<std::uint8_t> codes;
@@ -91,24 +80,43 @@ struct CodedMatrix {
     const auto some_half = [&] {
       return static_cast<std::uint16_t>(between(random, 0x2000, 0x3c00));
     };
+    const int most = s.bytes_wide() ? 255 : (16 << s.upper_bits()) - 1;
     for (std::int64_t i = 0; i < s.rows * s.cols; ++i)
-      codes.push_back(static_cast<std::uint8_t>(between(random, 0, s.bytes_wide() ? 255 : 15)));
-    for (std::int64_t i = 0; i < s.rows * s.groups(); ++i) {
-      scales.push_back(some_half());
-      offsets.push_back(some_half());
-    }
+      codes.push_back(static_cast<std::uint8_t>(between(random, 0, most)));
+    for (std::int64_t i = 0; i < s.rows * s.groups(); ++i) scales.push_back(some_half());
+    for (std::int64_t i = 0; i < s.rows * s.offsets(); ++i) offsets.push_back(some_half());
   }
 
   CodedRows from(std::int64_t row) const {
-    const std::int64_t group = row * shape.groups();
-    return {codes.data() + row * shape.cols, scales.data() + group,
-            shape.has_offset() ? offsets.data() + group : nullptr};
+    return {codes.data() + row * shape.cols, scales.data() + row * shape.groups(),
+            shape.offsets() > 0 ? offsets.data() + row * shape.offsets() : nullptr};
+  }
+};
+
+// A packed matrix with its memory; in llama.cpp's blocks, in which none are quantized here, a
+// random one.
+struct Packed {
+  Buffer memory;
+  PackedMatrix matrix;
+
+  Packed(const MatrixShape& shape, const std::vector<float>& weights)
+      : memory(shape.bytes()), matrix(shape, memory.data()) {
+    if (shape.blockwise()) {
+      Random random(shape.rows + shape.cols);
+      const CodedMatrix rows(shape, random);
+      matrix.pack_codes(0, shape.rows, rows.from(0));
+      return;
+    }
+    matrix.pack_rows(0, shape.rows, weights.data(), SourceType::fp32, shape.cols);
   }
 };
 
 constexpr Precision kPrecisions[] = {Precision::fp32,        Precision::bf16,
                                      Precision::int8,        Precision::int4,
                                      Precision::int8_offset, Precision::int4_offset};
+
+constexpr Precision kBlockwise[] = {Precision::q4_k, Precision::q5_k, Precision::q6_k,
+                                    Precision::q5_0};
 
 inline std::vector<Level> levels() {
   std::vector<Level> all;

@@ -119,6 +119,46 @@ void check_codes(Precision precision, Random& random) {
   }
 }
 
+// Blocks of llama.cpp's come out number for number, also those of a row that is copied.
+void check_blockwise(Precision precision, Random& random) {
+  const MatrixShape shape = MatrixShape::make(precision, 21, 512);
+  const CodedMatrix rows(shape, random);
+  Buffer memory(shape.bytes());
+  PackedMatrix matrix(shape, memory.data());
+  matrix.pack_codes(0, 20, rows.from(0));
+  matrix.copy_row(20, matrix, 3);
+  std::vector<float> row(static_cast<std::size_t>(shape.cols));
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    matrix.unpack_row(r, row.data());
+    const CodedRows from = rows.from(r == 20 ? 3 : r);
+    for (std::int64_t k = 0; k < shape.cols; ++k) {
+      const std::uint16_t steps = from.scales[k / shape.group];
+      const auto code = static_cast<float>(from.codes[k] - shape.zero_code());
+      float scale = normal_half(steps);
+      float offset = 0.0f;
+      if (shape.has_factors()) {
+        const std::uint16_t* factors = from.offsets + k / shape.super_columns() * 2;
+        const int step = shape.has_offset() ? steps & 255 : static_cast<std::int8_t>(steps & 255);
+        scale = static_cast<float>(step) * normal_half(factors[0]);
+        if (shape.has_offset()) offset = static_cast<float>(steps >> 8) * normal_half(factors[1]);
+      }
+      const float expected = scale * code + offset;
+      CHECK(row[static_cast<std::size_t>(k)] == expected, "%s row %lld column %lld",
+            precision_name(precision), static_cast<long long>(r), static_cast<long long>(k));
+    }
+  }
+  CodedMatrix bad = rows;
+  bad.codes[700] = static_cast<std::uint8_t>(16 << shape.upper_bits());
+  CHECK_THROWS(std::domain_error, matrix.pack_codes(0, 2, bad.from(0)));
+  bad = rows;
+  (shape.has_factors() ? bad.offsets : bad.scales)[2] = 0x7c00;  // infinity
+  CHECK_THROWS(std::domain_error, matrix.pack_codes(0, 2, bad.from(0)));
+  CHECK_THROWS(std::invalid_argument,
+               matrix.pack_rows(0, 1, row.data(), SourceType::fp32, shape.cols));
+  CHECK_THROWS(std::invalid_argument,
+               PackedMatrix(MatrixShape::make(precision, 1, 300), memory.data()));
+}
+
 // What kernels.h says of AMX in bf16.
 std::vector<float> by_tiles(const PackedMatrix& w, const float* x, std::int64_t n) {
   constexpr std::size_t kColumns = 32;
@@ -303,6 +343,17 @@ int main(int count, char** arguments) {
     check_gate(precision, between(random, 100, 150), between(random, 1, 6), random, pool);
     check_gate(precision, between(random, 100, 150), between(random, 7, 16), random, pool);
     check_gate(precision, between(random, 1, 9), between(random, 90, 130), random, pool);
+  }
+  for (const Precision precision : kBlockwise) {
+    check_blockwise(precision, random);
+    for (const std::int64_t n : {1, 3, 4, 7, 8, 9, 14, 40}) {
+      const auto shape =
+          MatrixShape::make(precision, between(random, 1, 200), 256 * between(random, 1, 5));
+      check_reference(shape, random, pool);
+      check_levels(shape, 0.5f, random, pool);
+      check_blocks(shape, n, random, pool);
+      check_no_numbers(shape, n, random, pool);
+    }
   }
   // Many tiles of blocks that are laid out once: a row of them, and such as are just small enough
   // or too large.

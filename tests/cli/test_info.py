@@ -186,14 +186,17 @@ def test_a_config_that_contradicts_itself_is_one_line(cli: Cli, tmp_path: Path) 
 
 def test_what_becomes_of_the_tensors_of_a_gguf_file(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, kind=lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_1)
+    others = {"ffn_down": Kind.Q6_K, "attn_output": Kind.Q2_K}
+    write_model(path, kind=lambda name: others.get(name.split(".")[-2], Kind.Q4_1))
     content = json.loads(cli.run("info", str(path), "--json", "--device", "cpu").stdout)
     if not _native.AVAILABLE:
         assert content["dtype"] == "bf16"
         return
     assert content["dtype"] == "stored"
     errors = {entry["stored"]: entry["error"] for entry in content["tensors"]}
-    assert errors["Q4_1"] == errors["F32"] == 0 < errors["Q6_K"] < 0.01
+    assert errors["Q4_1"] == errors["F32"] == errors["Q6_K"] == 0 < errors["Q2_K"] < 0.01
     shown = cli.run("info", str(path)).stdout
     assert "x Q4_1, kept as they are" in shown
-    assert re.search(r"2 x Q6_K, in int8: off by 0\.\d\d%", shown)
+    assert "2 x Q6_K, kept as they are" in shown
+    said = r"2 x Q2_K, in int8: off by 0\.\d\d% \(\S+ KiB, \S+ KiB in the file\)"
+    assert re.search(said, " ".join(shown.split()))

@@ -9,6 +9,14 @@
 //   int8_offset, int4_offset: the same with codes from 0 on and an fp16 offset beside each scale;
 //   a line of scales and offsets stands before each group. A weight is scale * code + offset, as in
 //   the blocks of llama.cpp's Q4_1.
+//   q4_k, q5_k, q6_k: llama.cpp's blocks of 256 columns, number for number. Before each there is a
+//   line of two fp16 factors for each row, before each 64 columns a line of 4 bytes for each row:
+//   one for a group of 16 in q6_k, else two for a group of 32. The first byte times the first
+//   factor is the group's scale, the second times the second its offset. Codes are nibbles as in
+//   int4, behind a line of the upper bits of a whole group (32 of 1 bit, 16 of 2): in each byte
+//   those of its column of each quad.
+//   q5_0: the same, in llama.cpp's blocks of 32: before each 64 columns a line of two fp16 scales
+//   for each row, and nothing else.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +27,8 @@ namespace forerun::cpu {
 
 class ThreadPool;
 
-enum class Precision { fp32, bf16, int8, int4, int8_offset, int4_offset };
-constexpr int kNumPrecisions = 6;
+enum class Precision { fp32, bf16, int8, int4, int8_offset, int4_offset, q4_k, q5_k, q6_k, q5_0 };
+constexpr int kNumPrecisions = 10;
 
 const char* precision_name(Precision precision);
 // Throws std::invalid_argument for an unknown name.
@@ -29,8 +37,11 @@ Precision precision_named(const std::string& name);
 constexpr int kBlockRows = 16;
 constexpr std::size_t kLineBytes = 64;
 
+constexpr int kPartColumns = 64;  // of llama.cpp's blocks, that have a line of scales
+
 // What the shape of a matrix y = W x says about its storage. `group` (columns that share a scale:
-// 32, 64 or 128) matters for integer formats only; 0 takes the default.
+// 32, 64 or 128) matters for integer formats only; 0 takes the default, llama.cpp's
+// blocks have their own.
 struct MatrixShape {
   Precision precision = Precision::fp32;
   std::int64_t rows = 0;
@@ -41,13 +52,25 @@ struct MatrixShape {
   static MatrixShape make(Precision precision, std::int64_t rows, std::int64_t cols, int group = 0);
 
   bool grouped() const { return precision >= Precision::int8; }
-  bool has_offset() const { return precision >= Precision::int8_offset; }
+  bool has_offset() const {
+    return precision >= Precision::int8_offset && precision < Precision::q6_k;
+  }
+  bool blockwise() const { return precision >= Precision::q4_k; }  // llama.cpp's own blocks
+  // Of these: bits of each code beside its nibble, columns that share two factors, those parts of
+  // them that have a line of scales, and whether there are factors.
+  int upper_bits() const {
+    if (precision <= Precision::q4_k) return 0;
+    return precision == Precision::q6_k ? 2 : 1;
+  }
+  int super_columns() const { return kPartColumns * super_parts(); }
+  int super_parts() const { return has_factors() ? 4 : 1; }
+  bool has_factors() const { return blockwise() && precision != Precision::q5_0; }
   bool bytes_wide() const {
     return precision == Precision::int8 || precision == Precision::int8_offset;
   }
   int zero_code() const;  // the code of weight zero; 0 where there is an offset
   int groups_per_scale_line() const { return has_offset() ? 1 : 2; }
-  int values_per_line() const;  // columns that one line covers
+  int values_per_line() const;  // columns that one line covers; not of blocks
   std::int64_t lines() const;   // of values in one block
   std::int64_t groups() const;  // along one row; 0 unless grouped
   int lines_per_group() const;  // of a full group; the last one may be shorter
@@ -59,21 +82,36 @@ struct MatrixShape {
   static constexpr int kMostUnitColumns = 128;
   int unit_columns() const { return grouped() ? group * groups_per_scale() : 32; }
   std::int64_t all_lines() const {
+    if (blockwise()) return supers() * super_lines();
     return lines() + (groups() + groups_per_scale_line() - 1) / groups_per_scale_line();
+  }
+  // In a row, lines of one, and its values' lines alone.
+  std::int64_t supers() const { return (cols + super_columns() - 1) / super_columns(); }
+  std::int64_t super_lines() const { return super_values() + super_parts() + has_factors(); }
+  std::int64_t super_values() const { return super_columns() / group * lines_per_group(); }
+  // Lines after which a kernel begins as at first.
+  std::int64_t unit_lines() const {
+    if (!grouped()) return 1;
+    return blockwise() ? super_lines() : 2 * lines_per_group() + 2 / groups_per_scale_line();
+  }
+  // Numbers of a row in CodedRows::offsets.
+  std::int64_t offsets() const {
+    return has_factors() ? 2 * supers() : has_offset() ? groups() : 0;
   }
   std::int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   std::size_t block_bytes() const { return static_cast<std::size_t>(all_lines()) * kLineBytes; }
   std::size_t bytes() const { return static_cast<std::size_t>(blocks()) * block_bytes(); }
 
   // Bytes from the start of a block.
-  std::size_t line_offset(std::int64_t line) const;
+  std::size_t line_offset(std::int64_t line) const;         // of values
   std::size_t scale_place(std::int64_t group_index) const;  // of the 16 scales, then offsets
 };
 
 enum class SourceType { fp32, bf16, fp16 };
 
 // Rows that are quantized already, in groups of a matrix's own size: codes [rows, cols], one a
-// byte, and fp16 scales and, where the format has them, offsets [rows, groups].
+// byte, and fp16 scales and, where the format has them, offsets [rows, groups]. In blocks with
+// factors the scales are two bytes each, `offsets` the two factors of each 256 columns.
 struct CodedRows {
   const std::uint8_t* codes = nullptr;
   const std::uint16_t* scales = nullptr;
@@ -116,6 +154,7 @@ class PackedMatrix {
  private:
   void check_rows(std::int64_t first, std::int64_t count) const;
   void unpack_grouped(std::int64_t row, const std::uint8_t* lane, float* out) const;
+  void unpack_blocks(const std::uint8_t* lane, float* out) const;
 
   MatrixShape shape_;
   std::uint8_t* memory_ = nullptr;

@@ -166,6 +166,77 @@ struct PortableGrouped {
   }
 };
 
+template <class Format>
+struct PortableBlocks {
+  static constexpr int kMaxTokens = 8;
+
+  // Four codes of a row.
+  static void quad(const std::uint8_t* upper, const std::uint8_t* lines, int index,
+                   std::uint8_t (&codes)[4]) {
+    const std::uint8_t* line = lines + index / 2 * kLine;
+    for (int i = 0; i < 4; ++i) {
+      int code = line[i] >> (index % 2 * 4) & 15;
+      const int left = Format::to_left(index);
+      if (Format::kUpper > 0)
+        code |= (left > 0 ? upper[i] << left : upper[i] >> -left) & Format::kMask;
+      codes[i] = static_cast<std::uint8_t>(code);
+    }
+  }
+
+  static float scale(const std::uint8_t* head, const std::uint8_t* scales, int group, int index) {
+    std::uint16_t factor;
+    if (!Format::kFactors) {
+      std::memcpy(&factor, scales + 2 * group, sizeof factor);
+      return half_to_float(factor);
+    }
+    std::memcpy(&factor, head + 2 * index, sizeof factor);
+    const std::uint8_t byte = scales[Format::kOffset ? 2 * group + index : group];
+    const int step = Format::kOffset ? byte : static_cast<std::int8_t>(byte);
+    return static_cast<float>(step) * half_to_float(factor);
+  }
+
+  template <int T>
+  static void group(const std::uint8_t* head, const std::uint8_t* scales, int index,
+                    const std::uint8_t* w, const std::uint32_t* x, float (&sum)[T][kBlockRows]) {
+    const std::uint8_t* lines = w + (Format::kUpper > 0 ? kLine : 0);
+    for (int r = 0; r < kBlockRows; ++r, head += 4, scales += 4, w += 4, lines += 4) {
+      std::int32_t d[T];
+      for (int t = 0; t < T; ++t) d[t] = Format::kOffset ? 0 : static_cast<std::int32_t>(x[t]);
+      for (int q = 0; q < Format::kQuads; ++q) {
+        std::uint8_t codes[4];
+        quad(w, lines, q, codes);
+        for (int t = 0; t < T; ++t) d[t] = dot(codes, x[(2 + q) * T + t], d[t]);
+      }
+      for (int t = 0; t < T; ++t) {
+        float part = static_cast<float>(d[t]) * scale(head, scales, index, 0);
+        if (Format::kOffset) part = fused(float_of(x[t]), scale(head, scales, index, 1), part);
+        sum[t][r] = fused(part, float_of(x[T + t]), sum[t][r]);
+      }
+    }
+  }
+
+  template <int T>
+  static void run(const TileArgs& a) {
+    float sum[T][kBlockRows] = {};
+    const auto* x = static_cast<const std::uint32_t*>(a.panel);
+    const std::uint8_t* w = a.weights;
+    for (std::int64_t left = a.lines; left > 0; left -= Format::kValueLines) {
+      const std::uint8_t* head = w;
+      if (Format::kFactors) w += kLine;
+      for (int part = 0; part < Format::kParts; ++part) {
+        const std::uint8_t* scales = w;
+        w += kLine;
+        for (int g = 0; g < Format::kGroups; ++g) {
+          group<T>(head, scales, g, w, x, sum);
+          w += (Format::kLines + (Format::kUpper > 0 ? 1 : 0)) * kLine;
+          x += (2 + Format::kQuads) * T;
+        }
+      }
+    }
+    store<T>(a, sum);
+  }
+};
+
 }  // namespace
 
 const KernelSet& portable_set(Precision precision) {
@@ -175,7 +246,11 @@ const KernelSet& portable_set(Precision precision) {
       make_set<PortableGrouped<Bytes>>(Level::portable, Precision::int8),
       make_set<PortableGrouped<Nibbles>>(Level::portable, Precision::int4),
       make_set<PortableGrouped<WithOffset<Bytes>>>(Level::portable, Precision::int8_offset),
-      make_set<PortableGrouped<WithOffset<Nibbles>>>(Level::portable, Precision::int4_offset)};
+      make_set<PortableGrouped<WithOffset<Nibbles>>>(Level::portable, Precision::int4_offset),
+      make_set<PortableBlocks<Q4K>>(Level::portable, Precision::q4_k),
+      make_set<PortableBlocks<Q5K>>(Level::portable, Precision::q5_k),
+      make_set<PortableBlocks<Q6K>>(Level::portable, Precision::q6_k),
+      make_set<PortableBlocks<Q50>>(Level::portable, Precision::q5_0)};
   return sets[static_cast<int>(precision)];
 }
 

@@ -109,6 +109,7 @@ template <int kUnit, int kZeroPoint>
 void pack_token_grouped(const PackTokenArgs& a) {
   constexpr int kTogether = kUnit == 8 && kZeroPoint != 0 ? 2 : 1;  // MatrixShape::groups_per_scale
   switch (a.group) {
+    case 16: return pack_groups<4, kZeroPoint, 16, 1>(a);
     case 32: return pack_groups<kUnit, kZeroPoint, 32, kTogether>(a);
     case 64: return pack_groups<kUnit, kZeroPoint, 64, 1>(a);
     default: return pack_groups<kUnit, kZeroPoint, 128, 1>(a);

@@ -153,10 +153,12 @@ def _rows(content: dict[str, Any], run: RunConfig) -> dict[str, str]:
 def _of_held(held: dict[str, Any]) -> str:
     """Tensors of one type, and what they run in."""
     number = f"{held['tensors']} x {held['stored']}"
+    file, memory = held["file_bytes"], held["held_bytes"]
+    size = f" ({size_text(memory)}, {size_text(file)} in the file)" if memory > 1.03 * file else ""
     if not held["error"]:
         kept = "as they are" if held["precision"] != "fp32" else "in fp32"
-        return f"{number}, kept {kept}"
-    return f"{number}, in {held['precision']}: off by {held['error']:.2%}"
+        return f"{number}, kept {kept}{size}"
+    return f"{number}, in {held['precision']}: off by {held['error']:.2%}{size}"
 
 
 def _of_backend(content: dict[str, Any]) -> str:

@@ -61,6 +61,11 @@ STORED_FORMATS = {
     "int8_offset": _coded(8, 32, shared=2),
     "int4": _coded(4, 32),
     "int4_offset": _coded(4, 32, shared=2),
+    # Blocks of 256 share two 16-bit numbers, their groups have one byte or two.
+    "q4_k": _coded(4, 32) + 4 / 256,
+    "q5_k": _coded(5, 32) + 4 / 256,
+    "q6_k": _coded(6, 32) + 4 / 256,
+    "q5_0": _coded(5, 32),
 }
 """Bytes of a weight that our CPU kernels hold as its file stores it."""
 

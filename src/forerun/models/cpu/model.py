@@ -339,7 +339,7 @@ class CpuModel:
         for tensor in loading(layout.tensors, self.name):
             precision = formats.get(tensor.name, "")
             try:
-                if precision.startswith("int"):
+                if precision.startswith(("int", "q")):
                     coded = coded_chunks(tensor, cast(CodedSource, source), keys, precision)
                     for start, groups in coded:
                         self._load_codes(tensor.name, start, groups)

@@ -1,8 +1,8 @@
 """Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
-Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are held exactly.
-The scales of Q4_K and Q5_K are products of two numbers, rounded to fp16 here. All other blocks are
-quantized again, to 8 bits.
+Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are held exactly,
+and so are Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. Where several types make up
+one matrix these products are rounded to fp16. All other blocks are quantized again, to 8 bits.
 """
 
 from __future__ import annotations
@@ -119,6 +119,47 @@ class Groups:
         return weights.reshape(self.codes.shape)
 
 
+@dataclass(frozen=True)
+class SuperBlocks:
+    """Rows of a matrix in llama.cpp's blocks, number for number.
+
+    Args:
+        precision: `q4_k`, `q5_k`, `q6_k`, with a zero of 32 and groups of 16 columns, or `q5_0`, with
+            a zero of 16.
+        codes: uint8 [rows, cols].
+        scales: uint16 [rows, groups]: fp16 in `q5_0`, else two bytes: that of the scale and, in
+            groups of 32, that of the offset.
+        offsets: fp16 [rows, 2 * blocks]: what those bytes are multiplied with, two for each block of
+            256 columns; None in `q5_0`.
+    """
+
+    precision: str
+    codes: _Bytes
+    scales: NDArray[np.uint16]
+    offsets: NDArray[np.float16] | None
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def values(self) -> NDArray[np.float32]:
+        """The weights, [rows, cols]."""
+        rows, groups = self.scales.shape
+        codes = self.codes.reshape(rows, groups, -1).astype(np.float32)
+        if self.offsets is None:
+            halves = self.scales.view(np.float16).astype(np.float32)
+            return (halves[..., None] * (codes - 16)).reshape(self.codes.shape)
+        factors = self.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
+        steps = self.scales.view(np.uint8).reshape(rows, factors.shape[1], -1, 2)
+        symmetric = self.precision == "q6_k"
+        first = steps[..., 0].view(np.int8) if symmetric else steps[..., 0]
+        scales = (first * factors[..., 0]).reshape(rows, groups, 1)
+        offsets = (steps[..., 1] * factors[..., 1]).reshape(rows, groups, 1)
+        return (scales * (codes - 32 * symmetric) + offsets).reshape(self.codes.shape)
+
+
+def super_blocks_of(rows: _Bytes, kind: Kind) -> SuperBlocks:
+    """Stored rows of one of the types that `precision_of` holds in blocks, [rows, bytes of a row]."""
+    return _SUPER_BLOCKS[kind](rows)
+
+
 # Scales that are not finite are refused later, when they are loaded.
 @np.errstate(over="ignore", invalid="ignore")
 def groups_of(rows: _Bytes, kind: Kind) -> Groups:
@@ -131,14 +172,20 @@ def groups_of(rows: _Bytes, kind: Kind) -> Groups:
     return _quantized(values_of(rows, kind).float().numpy()) if split is None else split(rows)
 
 
-def precision_of(kind: Kind) -> str:
-    """The lowest precision on the kernels that holds weights of a type."""
-    return _PRECISIONS.get(kind, "int8")
+def precision_of(kind: Kind, cols: int) -> str:
+    """The lowest precision on the kernels that holds rows of `cols` weights of a type."""
+    precision = _PRECISIONS.get(kind, "int8")
+    return "int8" if precision == "q5_0" and cols % (2 * GROUP) else precision
 
 
 def is_exact(kind: Kind) -> bool:
-    """True if the kernels hold weights of a type without rounding."""
+    """True if the kernels hold weights of a type without rounding, whatever they are stacked with."""
     return kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+
+
+def in_blocks(precision: str) -> bool:
+    """True for a precision that holds llama.cpp's blocks number for number."""
+    return precision.startswith("q")
 
 
 def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
@@ -181,6 +228,13 @@ def _q4_1(rows: _Bytes) -> Groups:
     return Groups("int4_offset", _nibbles(codes), _halves(scales), _halves(offsets))
 
 
+def _q5_0_block(rows: _Bytes) -> SuperBlocks:
+    scales, high, low = _fields(rows, 2, 4, 16)
+    return SuperBlocks(
+        "q5_0", _nibbles(low) + _fifth_bits(high), _halves(scales).view(np.uint16), None
+    )
+
+
 def _q5_0(rows: _Bytes) -> Groups:
     scales, high, low = _fields(rows, 2, 4, 16)
     codes = _nibbles(low) + _fifth_bits(high) + np.uint8(128 - 16)
@@ -193,13 +247,26 @@ def _q5_1(rows: _Bytes) -> Groups:
     return Groups("int8_offset", codes, _halves(scales), _halves(offsets))
 
 
-def _k_scales(scale: _Bytes, least: _Bytes, packed: _Bytes) -> list[NDArray[np.float16]]:
-    """Scales and offsets [rows, groups] of blocks of eight groups."""
-    factors, steps = Q4_K.get_scale_min(packed.reshape(-1, 12))
-    shape = (*scale.shape[:2], 8)
-    scales = _halves(scale).astype(np.float32)[..., None] * factors.reshape(shape)
-    offsets = -_halves(least).astype(np.float32)[..., None] * steps.reshape(shape)
-    return [part.astype(np.float16).reshape(len(scale), -1) for part in (scales, offsets)]
+def _rounded(blocks: SuperBlocks, precision: str) -> Groups:
+    """Groups with the same codes, with scales and offsets in fp16."""
+    assert blocks.offsets is not None
+    rows, groups = blocks.scales.shape
+    steps = blocks.scales.view(np.uint8).reshape(rows, -1, 8, 2)
+    factors = blocks.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
+    scales, offsets = np.moveaxis((steps * factors).astype(np.float16), -1, 0)
+    return Groups(
+        precision, blocks.codes, scales.reshape(rows, groups), offsets.reshape(rows, groups)
+    )
+
+
+def _blocks(
+    precision: str, codes: _Bytes, scale: _Bytes, least: _Bytes, packed: _Bytes
+) -> SuperBlocks:
+    """Blocks of eight groups; `packed` holds six bits of each scale and offset."""
+    steps = Q4_K.get_scale_min(packed.reshape(-1, 12))
+    pairs = np.stack(steps, -1).astype(np.uint8).reshape(len(codes), -1)
+    factors = np.stack([_halves(scale), -_halves(least)], -1)
+    return SuperBlocks(precision, codes, pairs.view(np.uint16), factors.reshape(len(codes), -1))
 
 
 def _pairs(field: _Bytes) -> _Bytes:
@@ -207,17 +274,28 @@ def _pairs(field: _Bytes) -> _Bytes:
     return _nibbles(field.reshape(len(field), -1, 32))
 
 
-def _q4_k(rows: _Bytes) -> Groups:
+def _q4_k(rows: _Bytes) -> SuperBlocks:
     scale, least, packed, codes = _fields(rows, 2, 2, 12, 128)
-    return Groups("int4_offset", _pairs(codes), *_k_scales(scale, least, packed))
+    return _blocks("q4_k", _pairs(codes), scale, least, packed)
 
 
-def _q5_k(rows: _Bytes) -> Groups:
+def _q6_k(rows: _Bytes) -> SuperBlocks:
+    low, high, steps, scale = _fields(rows, 128, 64, 16, 2)
+    # Two bits of each of 128 values are in 32 bytes, those of each fourth in their order.
+    fields = high.reshape(*high.shape[:2], 2, 1, 32)
+    bits = (fields >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
+    codes = _nibbles(low.reshape(len(low), -1, 64)) + (bits * np.uint8(16)).reshape(len(rows), -1)
+    halves = _halves(scale)
+    factors = np.stack([halves, np.zeros_like(halves)], -1).reshape(len(rows), -1)
+    return SuperBlocks("q6_k", codes, steps.reshape(len(rows), -1).astype(np.uint16), factors)
+
+
+def _q5_k(rows: _Bytes) -> SuperBlocks:
     scale, least, packed, high, low = _fields(rows, 2, 2, 12, 32, 128)
     # Bit g of byte i belongs to value i of group g.
     bits = (high[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     codes = _pairs(low) + (bits * np.uint8(16)).reshape(len(rows), -1)
-    return Groups("int8_offset", codes, *_k_scales(scale, least, packed))
+    return _blocks("q5_k", codes, scale, least, packed)
 
 
 def _quantized(values: NDArray[np.float32]) -> Groups:
@@ -236,8 +314,14 @@ _SPLIT: dict[Kind, Callable[[_Bytes], Groups]] = {
     Kind.Q4_1: _q4_1,
     Kind.Q5_0: _q5_0,
     Kind.Q5_1: _q5_1,
+    Kind.Q4_K: lambda rows: _rounded(_q4_k(rows), "int4_offset"),
+    Kind.Q5_K: lambda rows: _rounded(_q5_k(rows), "int8_offset"),
+}
+_SUPER_BLOCKS = {
+    Kind.Q5_0: _q5_0_block,
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
+    Kind.Q6_K: _q6_k,
 }
 _PRECISIONS: dict[Kind, str] = {
     Kind.F32: "fp32",
@@ -245,7 +329,9 @@ _PRECISIONS: dict[Kind, str] = {
     Kind.BF16: "bf16",
     Kind.Q4_0: "int4",
     Kind.Q4_1: "int4_offset",
-    Kind.Q4_K: "int4_offset",
+    Kind.Q4_K: "q4_k",
+    Kind.Q5_0: "q5_0",
     Kind.Q5_1: "int8_offset",
-    Kind.Q5_K: "int8_offset",
+    Kind.Q5_K: "q5_k",
+    Kind.Q6_K: "q6_k",
 }

@@ -14,14 +14,18 @@ from gguf import MODEL_ARCH, get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.costs.precision import STORED_FORMATS
 from forerun.errors import CheckpointError
 from forerun.models.architecture import Architecture
 from forerun.models.gguf.blocks import (
     Groups,
+    SuperBlocks,
     groups_of,
+    in_blocks,
     is_exact,
     precision_of,
     refuse_unread,
+    super_blocks_of,
     values_of,
 )
 from forerun.models.gguf.header import GgufHeader, StoredTensor
@@ -90,30 +94,39 @@ class GgufSource:
         """
         return {
             tensor.name: _together(
-                precision_of(self.tensors[part.key].kind) for part in tensor.parts
+                precision_of(self.tensors[part.key].kind, tensor.shape[1]) for part in tensor.parts
             )
             for tensor in layout.tensors
             if len(tensor.shape) == 2 and all(part.key in self.tensors for part in tensor.parts)
         }
 
-    def codes(self, key: str, start: int, stop: int, precision: str) -> Groups:
+    def codes(self, key: str, start: int, stop: int, precision: str) -> Groups | SuperBlocks:
         """Rows [start, stop) of a matrix in a quantized precision."""
-        groups = groups_of(self.rows(key, start, stop), self.tensors[key].kind)
-        return groups.held_in(precision)
+        rows, kind = self.rows(key, start, stop), self.tensors[key].kind
+        return (
+            super_blocks_of(rows, kind)
+            if in_blocks(precision)
+            else groups_of(rows, kind).held_in(precision)
+        )
 
     def _order(self, key: str, start: int, stop: int) -> Any:
         order = self._orders.get(key)
         return slice(start, stop) if order is None else torch.from_numpy(order[start:stop].copy())
 
 
+_NARROW = ("int4", "int4_offset", "int8", "q4_k", "q5_k", "q6_k", "q5_0")
 # Precisions from the narrowest on, each with the others that it includes.
 _HELD = {
     "int4": (),
-    "int4_offset": ("int4",),
-    "int8": ("int4",),
-    "int8_offset": ("int4", "int4_offset", "int8"),
-    "bf16": ("int4", "int4_offset", "int8", "int8_offset"),
-    "fp32": ("int4", "int4_offset", "int8", "int8_offset", "bf16"),
+    "q4_k": (),
+    "q5_k": (),
+    "q6_k": (),
+    "q5_0": (),
+    "int4_offset": ("int4", "q4_k"),
+    "int8": ("int4", "q6_k", "q5_0"),
+    "int8_offset": _NARROW,
+    "bf16": (*_NARROW, "int8_offset"),
+    "fp32": (*_NARROW, "int8_offset", "bf16"),
 }
 
 
@@ -177,6 +190,7 @@ class Rounding:
     Args:
         stored, precision: names of both.
         tensors, parameters: number of each.
+        file_bytes, held_bytes: their size in the file and in memory.
         error: root mean square of the rounding error relative to that of the weights, about the
             relative error of products; 0 if the weights are exact.
     """
@@ -185,6 +199,8 @@ class Rounding:
     precision: str
     tensors: int
     parameters: int
+    file_bytes: int
+    held_bytes: int
     error: float
 
 
@@ -201,7 +217,9 @@ def roundings(source: GgufSource, layout: Layout) -> list[Rounding]:
             stored,
             precision,
             len(names),
-            sum(math.prod(source.shapes[name]) for name in names),
+            parameters := sum(math.prod(source.shapes[name]) for name in names),
+            sum(source.tensors[name].nbytes for name in names),
+            int(parameters * STORED_FORMATS[precision]),
             max(_error(source, name, precision) for name in names),
         )
         for (stored, precision), names in keys.items()
