@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -218,13 +219,23 @@ def test_masks_are_asked_about_reachable_prefixes_alone() -> None:
                 raise ValueError("no such state")
         return [token in allowed[len(tokens)] for token in range(TARGET.vocab_size)]
 
+    free = SamplingParams(mask=mask, max_tokens=40, stop_token_ids=(9,))
+    seeded = [replace(free, seed=seed) for seed in range(3)]
+    wanted = [plain_ids([1, 2], params) for params in seeded]
+    drafted = 0
     for case in DRAFTERS:
-        for seed in range(3):
-            params = SamplingParams(seed=seed, mask=mask, max_tokens=40, stop_token_ids=(9,))
-            one = Engine(TARGET, case.make(), SpeculativeConfig(num_speculative_tokens=4))
-            completion = one.generate([[1, 2]], params)[0]
-            assert completion.token_ids == plain_ids([1, 2], params)
+        options: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed"}
+        coupled = Engine(TARGET, case.make(), SpeculativeConfig(**options))
+        for params, ids in zip(seeded, wanted, strict=True):
+            assert coupled.generate([[1, 2]], params)[0].token_ids == ids
+        # The coupled rule reads no row that it does not reach; this one has them all.
+        config = SpeculativeConfig(rejection_sample_method="token", **options)
+        one = Engine(TARGET, case.make(), config)
+        one.use_seeds(count().__next__)
+        for completion in one.generate([[1, 2]] * 4, free):
             assert completion.finish_reason is FinishReason.STOP
+        drafted += one.stats.num_draft_tokens
+    assert drafted > len(DRAFTERS)
 
 
 def test_streams_side_by_side_lose_no_token() -> None:

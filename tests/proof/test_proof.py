@@ -169,7 +169,7 @@ def test_auto_enumerates_every_rule_that_it_may_take() -> None:
 @pytest.mark.parametrize("rule", ["auto", "block", "typical"])
 def test_the_level_is_the_one_that_the_engine_states(rule: str) -> None:
     engine = engine_of(rule=rule)
-    proof = proof_of(engine, effort=replace(FEW, part=("enumeration",)))
+    proof = proof_of(engine, effort=replace(FEW, part=("equality",)))
     assert proof.level is engine.exactness
 
 

@@ -88,7 +88,7 @@ def engine_counts(drafter: object, rule: str, params: SamplingParams, runs: int)
     return counts
 
 
-VOCAB, LENGTH, RUNS = 4, 3, 3000
+VOCAB, LENGTH, RUNS = 4, 3, 1500
 TARGET, DRAFT = ToyModel(VOCAB, sharpness=1.0), ToyModel(VOCAB, sharpness=1.0, noise=0.7)
 
 

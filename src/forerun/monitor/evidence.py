@@ -52,7 +52,7 @@ def plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[
     return made
 
 
-def decide(
+def disable_advice(
     rounds: Iterable[RoundCounts], plain: Mapping[int, Estimate], break_even: float | None
 ) -> DisableAdvice:
     """Decide whether speculation loses in these rounds, beyond chance."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.core import PlainReason
 from forerun.errors import ConfigError
-from forerun.monitor.evidence import LEAST_ROUNDS, DisableAdvice, decide, plain_estimates
+from forerun.monitor.evidence import LEAST_ROUNDS, DisableAdvice, disable_advice, plain_estimates
 from forerun.monitor.exposition import exposition
 from forerun.monitor.snapshot import RequestCounts, RoundCounts, Snapshot, usable
 from forerun.options import Text, check, plain
@@ -138,7 +138,7 @@ class Monitor:
         must have been accepted.
         """
         with self._lock:
-            return decide(self._newest, plain_estimates(self._plain), self.break_even)
+            return disable_advice(self._newest, plain_estimates(self._plain), self.break_even)
 
     def snapshot(self, *, window: bool = False) -> Snapshot:
         """A copy of the sums and ratios of the run, or of the newest rounds."""

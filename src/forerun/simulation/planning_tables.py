@@ -14,13 +14,13 @@ from forerun.simulation.hardware import Setup
 from forerun.simulation.request import SimulateRequest
 
 
-def tokens_text(count: int) -> str:
+def short_count(count: int) -> str:
     """A number of tokens in short form, such as `8k` for 8192."""
     return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
 
 
 def _contexts(request: SimulateRequest) -> list[str]:
-    return [f"context {tokens_text(context)}" for context in request.context]
+    return [f"context {short_count(context)}" for context in request.context]
 
 
 def gains_table(request: SimulateRequest, setup: Setup, rows: Sequence[Mapping[str, Any]]) -> Table:
