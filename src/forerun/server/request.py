@@ -71,7 +71,10 @@ class ServeRequest:
         default=256, ge=0, le=1 << 20, description="Requests that may wait; more are refused."
     )
     max_requests_per_key: int | None = Field(
-        default=None, ge=1, description="Requests of one key at once, waiting ones included."
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Requests of one key at once, waiting ones included.",
     )
     max_body: int = Field(default=16, ge=1, le=1024, description="MiB of a request at most.")
     request_timeout: float | None = Field(
