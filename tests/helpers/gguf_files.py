@@ -27,6 +27,32 @@ SIZES = {
     "max_position_embeddings": 128,
 }
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "sliding_window": 3,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 64,
+    },
+    "gemma3": {"sliding_window": 3, "num_hidden_layers": 7, "query_pre_attn_scalar": 64},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 1},
+}
+"""Families with numbers of their own, by llama.cpp's names, and values of their configs."""
+_KEYS = {
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
 # Where a block has its fp16 factors.
 FACTORS = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82)}
@@ -72,13 +98,18 @@ def write_model(
 
     # Mistral's models are stored as Llama's.
     architecture = "llama" if family == "mistral" else family
-    own = {**SIZES, **sizes, "tie_word_embeddings": tied}
-    config = AutoConfig.for_model(architecture, **own)
-    model = random_model(AutoConfig.for_model(family, **own))
+    more_values = OTHERS.get(family, {})
+    own = {**SIZES, **more_values, **sizes, "tie_word_embeddings": tied}
+    kinds = {"gemma3": "gemma3_text"}
+    config = AutoConfig.for_model(kinds.get(architecture, architecture), **own)
+    model = random_model(AutoConfig.for_model(kinds.get(family, family), **own))
+    keys = {
+        f"{architecture}.{key}": own[name] for name, key in _KEYS.items() if name in more_values
+    }
     writer = gguf.GGUFWriter(path, architecture)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
-    _describe(writer, config, architecture, metadata or {}, without)
+    _describe(writer, config, architecture, {**keys, **(metadata or {})}, without)
     arch = next(arch for arch in gguf.MODEL_ARCH if arch.name.lower() == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for index, (key, weight) in enumerate(model.state_dict().items()):
@@ -115,10 +146,11 @@ def _arranged(key: str, weight: torch.Tensor, config: Any, architecture: str) ->
     """Rows of queries and keys as llama.cpp wants them: pairs side by side."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for projection, count in heads.items():
-        if architecture == "llama" and f".{projection}." in key:
+        if architecture in ("llama", "granite", "smollm3") and f".{projection}." in key:
             halves = weight.reshape(count, 2, -1, *weight.shape[1:])
             return halves.transpose(1, 2).reshape(weight.shape)
-    return weight
+    # Norms multiply with 1 + w in the models as they are published.
+    return weight + 1 if architecture.startswith("gemma") and weight.ndim == 1 else weight
 
 
 def _describe(
@@ -133,7 +165,7 @@ def _describe(
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
         f"{arch}.attention.key_length": config.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.rope.freq_base": float(_rope(config)["rope_theta"]),
         f"{arch}.vocab_size": config.vocab_size,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -152,6 +184,10 @@ def _describe(
     for key, value in values.items():
         if key not in without:
             adders.get(type(value), writer.add_array)(key, value)
+
+
+def _rope(config: Any) -> Any:
+    return config.rope_parameters.get("full_attention", config.rope_parameters)
 
 
 def _vocabulary(size: int) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class DecoderConfig(SimpleNamespace):
 
     def __init__(self, model_type: str, **values: Any) -> None:
         rope = {"rope_type": "default", "rope_theta": values.pop("rope_theta", 10000.0)}
+        given = values.pop("rope_parameters", None) or {}
+        by_kind = any(isinstance(value, dict) for value in given.values())
         super().__init__(
             model_type=model_type,
             **{"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -89,7 +91,7 @@ class DecoderConfig(SimpleNamespace):
             | ({"head_dim": 128} if model_type == "qwen3" else {})
             | {"num_key_value_heads": values["num_attention_heads"]}
             | values
-            | {"rope_parameters": rope | (values.get("rope_parameters") or {})},
+            | {"rope_parameters": given if by_kind else rope | given},
         )
 
     @classmethod

@@ -87,7 +87,7 @@ def test_an_unknown_type_of_tensor(whole: bytes, written: Write) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "gemma3"}, r"architecture 'gemma3'.* llama, qwen2, qwen3"),
+        ({"general.architecture": "mamba2"}, r"architecture 'mamba2'.* llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.rope.scaling.type": "longrope"}, "'longrope'; none, linear, yarn are read"),
     ],
@@ -98,7 +98,7 @@ def test_models_that_are_not_read(metadata: dict[str, Any], message: str, writte
     if architecture:
         # Of the same length as the writer's own.
         content = path.read_bytes().replace(
-            b"\x05\0\0\0\0\0\0\0llama", b"\x06\0\0\0\0\0\0\0gemma3", 1
+            b"\x05\0\0\0\0\0\0\0llama", b"\x06\0\0\0\0\0\0\0mamba2", 1
         )
         path = written(content)
     with pytest.raises(UnsupportedModelError, match=message):

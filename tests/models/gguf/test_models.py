@@ -25,12 +25,14 @@ from tests.helpers.gguf_files import (
     EXACT,
     FAMILIES,
     KINDS,
+    OTHERS,
     SIZES,
     VOCAB,
     read_by_transformers,
     write_model,
 )
 from tests.helpers.kernel_models import needs_kernels
+from tests.helpers.tiny_models import random_model
 
 TEXT = [5, 9, 200, 31, 77, 5, 9, 254, 13, 13, 90, 101]
 CASES = [("llama", kind, kind is Kind.Q8_0) for kind in KINDS]
@@ -63,6 +65,17 @@ def test_logits_are_those_of_transformers(
     config = write_model(path, family, kind, tied=tied)
     with torch.no_grad():
         expected = read_by_transformers(path, config)(torch.tensor([TEXT])).logits
+    for backend in ("torch", "kernels") if _native.AVAILABLE else ("torch",):
+        logits = logits_of(path, "fp32", backend)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_with_numbers_of_their_own(family: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = write_model(path, family, Kind.F32, tied=True)
+    with torch.no_grad():
+        expected = random_model(config)(torch.tensor([TEXT])).logits
     for backend in ("torch", "kernels") if _native.AVAILABLE else ("torch",):
         logits = logits_of(path, "fp32", backend)
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())

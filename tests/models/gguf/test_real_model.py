@@ -9,7 +9,7 @@ from transformers import AutoConfig
 import forerun
 from forerun.models import Checkpoint
 from tests.helpers.gguf_files import read_by_transformers
-from tests.helpers.real_model import needs_smollm2
+from tests.helpers.real_model import needs_gemma3, needs_smollm2
 
 QUESTIONS = ("Why is the sky blue?", "Write a haiku about rain.", "What is 17 + 25?")
 
@@ -37,3 +37,22 @@ def test_it_runs_in_the_numbers_of_its_file() -> None:
     assert opened.eos_token_ids == {0, 2}
     assert all(entry.error == 0 for entry in opened.held)
     assert {entry.stored for entry in opened.held} == {"Q4_1", "Q8_0", "F32"}
+
+
+@needs_gemma3
+@pytest.mark.slow
+def test_gemma_goes_on_as_it_does_in_transformers() -> None:
+    opened = Checkpoint.open("gemma3")
+    path = opened.location.file
+    assert path is not None
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    theirs = read_by_transformers(path, config)
+    engine = forerun.load("gemma3", dtype="fp32", device="cpu")
+    for prompt in ("The capital of France is", "def fibonacci(n):", "Water boils at"):
+        ours = engine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True)
+        ids = torch.tensor([ours.prompt_ids])
+        with torch.no_grad():
+            expected = theirs.generate(
+                ids, do_sample=False, max_new_tokens=24, eos_token_id=-1, pad_token_id=0
+            )[0]
+        assert list(ours.token_ids) == expected[len(ours.prompt_ids) :].tolist()

@@ -28,6 +28,7 @@ from forerun.models.gguf.blocks import (
     super_blocks_of,
     values_of,
 )
+from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader, StoredTensor
 from forerun.models.layouts import Layout
 
@@ -40,9 +41,7 @@ _ENDINGS = (".weight", ".bias")
 class GgufSource:
     """Weights of a GGUF file; implements `forerun.models.sources.Source`.
 
-    In its `llama` models llama.cpp rotates neighbouring pairs of a query or a key, in all others
-    halves, as the published weights do. The rows of those projections are put back into their
-    published order.
+    Rows of queries and keys that llama.cpp rotates in pairs are put back into their published order.
 
     Args:
         header: header of the file.
@@ -169,7 +168,7 @@ def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict
 
 def _orders(header: GgufHeader, shape: Architecture) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Index of the stored row for each published row, by key."""
-    if header.metadata["general.architecture"] != "llama":
+    if not FAMILIES[header.metadata["general.architecture"]].pairs:
         return
     for projection, heads in (("q_proj", shape.num_heads), ("k_proj", shape.num_kv_heads)):
         rows = np.arange(heads * shape.head_dim)

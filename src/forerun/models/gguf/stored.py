@@ -14,14 +14,12 @@ from gguf import GGMLQuantizationType
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.files import printable
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.config import DecoderConfig, check_config, sampling_defaults
+from forerun.models.config import DecoderConfig, check_config, one_line, sampling_defaults
+from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
 from forerun.models.gguf.tokenizer import read_gguf_end_tokens, read_gguf_tokenizer, tokenizer_notes
 from forerun.models.layouts import layout_of
-
-# Architectures by llama.cpp's names; Mistral's models are stored as `llama`.
-FAMILIES = ("llama", "qwen2", "qwen3")
 
 # llama.cpp has no defaults for these.
 _REQUIRED = (
@@ -65,13 +63,29 @@ def read_gguf_config(header: GgufHeader) -> Any:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
-    if family == "llama":
+    if family != "qwen2":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    config = DecoderConfig.of(path, family, values)
+    values |= _own_values(path, family, metadata, values)
+    config = DecoderConfig.of(path, FAMILIES[family].model_type, values)
     check_config(config, path)
     _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
     return config
+
+
+def _own_values(
+    path: Path, family: str, metadata: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Values of the config that only this architecture has."""
+    prefix = f"{family}."
+    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    try:
+        return FAMILIES[family].values(keys, values)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{path} lacks a number of {family} models, or holds a wrong one ({one_line(error)}); "
+            "download it again."
+        ) from None
 
 
 def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +232,8 @@ class StoredGguf:
         shape = read_architecture(config)
         return replace(
             shape,
+            # The weights of norms are stored as they are multiplied with.
+            norm_offset=0.0,
             output_bias="blk.0.attn_output.bias" in self.header.tensors,
             frequency_factors=frequency_factors(self.header, shape.head_dim),
         )

@@ -1,0 +1,93 @@
+"""Architectures that are read from GGUF files, by llama.cpp's names, and their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """An architecture in GGUF files.
+
+    In some of its models llama.cpp rotates neighbouring pairs of a query or a key, in all others
+    halves, as the published weights do.
+
+    Args:
+        model_type: its name in transformers.
+        values: values of the config that differ from Llama's, from the file's numbers by their keys
+            without the architecture and the values that all have.
+        pairs: True if it rotates neighbouring pairs.
+    """
+
+    model_type: str
+    values: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
+    pairs: bool = False
+
+
+def _layer_types(keys: Mapping[str, Any], layers: int, period: int) -> list[str]:
+    """Kinds of layers: the last of each period sees all tokens."""
+    pattern = keys.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, list):
+        return [_SLIDING if slides else _FULL for slides in pattern]
+    return [_FULL if index % pattern == pattern - 1 else _SLIDING for index in range(layers)]
+
+
+def _gemma(keys: Mapping[str, Any], values: Mapping[str, Any], largest: int) -> dict[str, Any]:
+    """Fields that Gemma 2 and 3 share; the models of `largest` layers scale scores by the hidden size."""
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    head_dim = values.get("head_dim", hidden // heads)
+    large = values["num_hidden_layers"] == largest
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden // heads if large else head_dim,
+        "sliding_window": keys.get("attention.sliding_window"),
+        "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+        "use_bidirectional_attention": None,
+    }
+
+
+def _gemma2(keys: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_gemma(keys, values, 46),
+        "layer_types": _layer_types(keys, values["num_hidden_layers"], 2),
+    }
+
+
+def _gemma3(keys: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10000.0)}
+    return {
+        **_gemma(keys, values, 62),
+        "layer_types": _layer_types(keys, values["num_hidden_layers"], 6),
+        "rope_parameters": {_FULL: values["rope_parameters"], _SLIDING: local},
+    }
+
+
+def _granite(keys: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_multiplier": keys["attention.scale"],
+        "embedding_multiplier": keys["embedding_scale"],
+        "residual_multiplier": keys["residual_scale"],
+        "logits_scaling": keys["logit_scale"],
+    }
+
+
+def _smollm3(_: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    layers = range(1, values["num_hidden_layers"] + 1)
+    return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers]}
+
+
+# Mistral's models are stored as `llama`.
+FAMILIES = {
+    "gemma2": GgufFamily("gemma2", _gemma2),
+    "gemma3": GgufFamily("gemma3_text", _gemma3),
+    "granite": GgufFamily("granite", _granite, pairs=True),
+    "llama": GgufFamily("llama", pairs=True),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3"),
+    "smollm3": GgufFamily("smollm3", _smollm3, pairs=True),
+}
