@@ -10,7 +10,8 @@
 //   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
 //              with offset: after that  p = fma(float(sum of x), w_offset, p)
 //              after the groups that share an x_scale: s = fma(p, x_scale, s)
-//   q4_k q5_k q6_k q5_0  the same; w_scale, an integer times an fp16 number, is exact, and so is w_offset
+//   q4_k q5_k q6_k q5_0  the same; w_scale, an integer times an fp16 number, is exact, and so is
+//   w_offset
 // All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX.
 // vdpbf16ps and tdpbf16ps take subnormal numbers as zero; the caller sets all else to do so too
 // (float_mode.h), where it can: outside x86 a bf16 sum may differ by 2^-126 at each step.
