@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -114,6 +115,10 @@ struct Packed {
 constexpr Precision kPrecisions[] = {Precision::fp32,        Precision::bf16,
                                      Precision::int8,        Precision::int4,
                                      Precision::int8_offset, Precision::int4_offset};
+
+inline Precision any_precision(Random& random) {
+  return kPrecisions[between(random, 0, static_cast<int>(std::size(kPrecisions)) - 1)];
+}
 
 constexpr Precision kBlockwise[] = {Precision::q4_k, Precision::q5_k, Precision::q6_k,
                                     Precision::q5_0};

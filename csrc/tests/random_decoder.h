@@ -14,7 +14,7 @@ inline bool coin(Random& random) { return between(random, 0, 1) == 1; }
 // Matrices in precisions of their own, as in files that mix them.
 inline void mix_precisions(DecoderShape& s, Random& random) {
   const auto mix = [&](const std::string& name) {
-    if (coin(random)) s.precisions[name] = kPrecisions[between(random, 0, kNumPrecisions - 1)];
+    if (coin(random)) s.precisions[name] = any_precision(random);
   };
   for (std::int64_t i = 0; i < s.layers; ++i) {
     for (const char* name : {"qkv", "output", "gate_up", "up", "down"})
@@ -26,7 +26,7 @@ inline void mix_precisions(DecoderShape& s, Random& random) {
 
 inline DecoderShape random_shape(Random& random) {
   DecoderShape s;
-  s.precision = kPrecisions[between(random, 0, kNumPrecisions - 1)];
+  s.precision = any_precision(random);
   s.head_precision = s.precision == Precision::int4 ? Precision::int8 : s.precision;
   s.group = 32 << between(random, 0, 2);
   s.vocab = between(random, 3, 70);

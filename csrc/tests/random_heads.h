@@ -63,8 +63,7 @@ inline std::unique_ptr<LayerModule> random_layer(Random& random, std::int64_t hi
 
 inline RandomHead random_head(Random& random, std::int64_t vocab, Level level, ThreadPool& pool) {
   RandomHead head;
-  const Packing packing{kPrecisions[between(random, 0, kNumPrecisions - 1)],
-                        32 << between(random, 0, 2), level};
+  const Packing packing{any_precision(random), 32 << between(random, 0, 2), level};
   const std::int64_t hidden = between(random, 1, 40), parts = between(random, 1, 3);
   HeadParts made;
   for (std::int64_t i = 0; coin(random) && i < parts; ++i) {

@@ -59,16 +59,18 @@ void check_codes(Random& random) {
     w.matrix.pack_codes(0, 5, rows.from(0));
     CHECK_THROWS(std::invalid_argument, w.matrix.pack_codes(3, 3, rows.from(0)));
     CodedRows other = rows.from(0);
-    other.offsets = shape.has_offset() ? nullptr : rows.offsets.data();
+    other.offsets = shape.has_offset() ? nullptr : rows.scales.data();
     CHECK_THROWS(std::invalid_argument, w.matrix.pack_codes(0, 5, other));
     Packed uneven(MatrixShape::make(precision, 5, 60, 32), normal(random, 5 * 60));
     CHECK_THROWS(std::invalid_argument, uneven.matrix.pack_codes(0, 5, rows.from(0)));
     CodedMatrix bad = rows;
     bad.scales[3] = kInfinity;
     CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
-    bad = rows;
-    bad.offsets[3] = kInfinity;
-    if (shape.has_offset()) CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
+    if (shape.has_offset()) {
+      bad = rows;
+      bad.offsets[3] = kInfinity;
+      CHECK_THROWS(std::domain_error, w.matrix.pack_codes(0, 5, bad.from(0)));
+    }
     bad = rows;
     bad.codes[77] = 16;
     if (!shape.bytes_wide())
