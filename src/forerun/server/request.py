@@ -124,10 +124,11 @@ def run(request: ServeRequest) -> Result:
             "listen on localhost."
         )
     choice = choose(request.speculation, request.model.model) if request.speculative else None
+    checkpoint = request.model.open()
 
     def load() -> Engine:
         return request.model.load(
-            request.model.open(),
+            checkpoint,
             choice,
             max_context=request.model.max_context,
             max_batch_size=request.max_batch_size,
