@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core import Draft, Origin, PlainReason, Request, RoundTimes, Verdict
+from forerun.core import Draft, Hints, Origin, PlainReason, Request, RoundTimes, Verdict
 from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
@@ -375,3 +375,18 @@ def test_a_request_that_asks_for_none_is_not_looked_at() -> None:
         request.extend((0,))
         made.observe([request], [Draft.chain([])], [verdict], RoundTimes(0.0, 1.0, 0.0))
     assert made.learned["members"]["simulated"]["trials"] == [0, 0]
+
+
+def test_no_more_is_planned_than_a_request_allows() -> None:
+    """A longer plan would be cut by the engine, and what was never drafted be taken for rejected."""
+    world = World(SimulatedDrafter(rate=lambda _: 1.0, token_seconds=0.01))
+    made = policy(world)
+    made.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=200)
+    request = Request(0, [1], 1, params, seed=0, hints=Hints(num_speculative_tokens=2))
+    lengths = []
+    while request.num_output_tokens < 199:
+        plans = made.plan([request])
+        lengths.append(plans[0].num_tokens)
+        world.judge(made, [request], plans)
+    assert max(lengths) == 2

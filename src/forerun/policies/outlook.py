@@ -103,6 +103,7 @@ class Outlook:
     def offers(self, request: Request, text: Text, batch_size: int, round_: int) -> list[Offer]:
         """The drafts that members could make for a request; members that found nothing are left out."""
         most, limit = request.params.max_tokens, self._most
+        limit = min(limit, request.hints.num_speculative_tokens or limit)
         if most is not None:
             limit = min(limit, most - request.num_output_tokens - 1)
         if limit < 1 or not request.speculative:
