@@ -16,7 +16,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.server.app import build_app
-from forerun.server.gate import Limits
+from forerun.server.gate import GateLimits
 from forerun.server.listen import Server
 from forerun.server.service import EngineService
 from forerun.server.state import ServerState
@@ -72,10 +72,10 @@ def state_of(
 
 
 @contextmanager
-def client(state: ServerState | None = None, limits: Limits | None = None) -> Iterator[Client]:
+def client(state: ServerState | None = None, limits: GateLimits | None = None) -> Iterator[Client]:
     """A client of a server whose model is loaded."""
     state = state or state_of()
-    with Client(build_app(state, limits or Limits()), raise_server_exceptions=False) as made:
+    with Client(build_app(state, limits or GateLimits()), raise_server_exceptions=False) as made:
         made.state = state
         wait_for(lambda: state.service.engine is not None)
         yield made
@@ -83,11 +83,14 @@ def client(state: ServerState | None = None, limits: Limits | None = None) -> It
 
 @contextmanager
 def listening(
-    state: ServerState, limits: Limits | None = None, drain: float = 5.0
+    state: ServerState, limits: GateLimits | None = None, drain: float = 5.0
 ) -> Iterator[Any]:
     """A server on a free port; yields it and its address."""
     config = uvicorn.Config(
-        build_app(state, limits or Limits()), port=0, log_level="error", timeout_graceful_shutdown=1
+        build_app(state, limits or GateLimits()),
+        port=0,
+        log_level="error",
+        timeout_graceful_shutdown=1,
     )
     server = Server(config, state.service, drain)
     thread = threading.Thread(target=server.run)

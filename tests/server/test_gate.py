@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.server.gate import Limits
+from forerun.server.gate import GateLimits
 from forerun.server.request import ServeRequest
 from tests.helpers.served import MODEL, USER, Client, client, served_engine, state_of
 
@@ -17,13 +17,13 @@ KEYS = ("first-key", "second-key")
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Client]:
-    with client(limits=Limits(body_bytes=20_000)) as made:
+    with client(limits=GateLimits(body_bytes=20_000)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Client]:
-    with client(limits=Limits(keys=KEYS)) as made:
+    with client(limits=GateLimits(keys=KEYS)) as made:
         yield made
 
 
@@ -158,7 +158,7 @@ def test_any_key_opens(locked: Client, key: str) -> None:
 
 
 def test_keys_share_no_prefix() -> None:
-    with client(state_of(served_engine(rows=1)), Limits(keys=KEYS)) as one:
+    with client(state_of(served_engine(rows=1)), GateLimits(keys=KEYS)) as one:
         cached = []
         for key in (KEYS[0], KEYS[0], KEYS[1], KEYS[1]):
             body = {"messages": USER, "max_tokens": 1}
@@ -169,7 +169,7 @@ def test_keys_share_no_prefix() -> None:
 
 
 def test_a_server_without_keys_answers_to_its_own_names() -> None:
-    with client(limits=Limits(hosts=("localhost", "::1"))) as one:
+    with client(limits=GateLimits(hosts=("localhost", "::1"))) as one:
         for host, status in {
             "localhost:8000": 200,
             "LOCALHOST": 200,

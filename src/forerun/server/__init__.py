@@ -3,13 +3,13 @@
 The way of a request, and what a front adds to it:
 
 ```
-body of a front ─► ChatBody ─► chat.answer ─► EngineRequests ─► EngineService.submit ─► Job
-                                                                     the engine's thread      │
+body of a front ─► ChatBody ─► chat.answer ─► EngineRequests ─► EngineService.submit ─► AnswerJob
+                                                                     the engine's thread        │
 client ◄─ the front's form ◄─ Piece(text, reasoning, tool calls, end) ◄─ Answer.pieces ◄─ Updates of rounds
 ```
 
-- `service.EngineService` runs the engine's loop in a thread of its own. A `Job` is what one body asked for:
-  one or more `EngineRequest`s and the updates of their rounds. `end` cancels what still runs.
+- `service.EngineService` runs the engine's loop in a thread of its own. An `AnswerJob` is what one body asked
+  for: one or more `EngineRequest`s and the updates of their rounds. `end` cancels what still runs.
 - `chat.answer` is the core that all chat fronts share: it makes engine requests of a `ChatBody` (OpenAI's
   form, to which other fronts translate) and turns updates into `Piece`s: text, reasoning, tool calls, the end
   with its counts. A splitter (`answers.Splitter`) finds the parts; nothing here knows a wire format.

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.core import FinishReason, Stats
 from forerun.engine.requests import Completion, TokenEvent
-from forerun.server.service import EngineRequest, Job, Update
+from forerun.server.service import AnswerJob, EngineRequest, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Piece:
 
 
 @dataclass
-class Choice:
+class AnswerChoice:
     """A choice, gathered from its pieces."""
 
     text: str = ""
@@ -180,7 +180,7 @@ class Answer:
 
     def __init__(
         self,
-        job: Job,
+        job: AnswerJob,
         new_splitter: Callable[[], Splitter] = lambda: lambda text, _: Split(text),
         per_prompt: int = 1,
         prediction_only: bool = False,
@@ -202,9 +202,9 @@ class Answer:
         async for update in self._job:
             yield self._piece(update)
 
-    async def gathered(self) -> list[Choice]:
+    async def gathered(self) -> list[AnswerChoice]:
         """All choices, once they have ended."""
-        choices = [Choice() for _ in self._job.requests]
+        choices = [AnswerChoice() for _ in self._job.requests]
         async for piece in self:
             choices[piece.index].add(piece)
         return choices

@@ -16,7 +16,7 @@ from forerun import __version__
 from forerun.errors import ForerunError
 from forerun.server import information, metrics, openai_chat, openai_completions
 from forerun.server.errors import ApiError, envelope
-from forerun.server.gate import Gate, Limits
+from forerun.server.gate import Gate, GateLimits
 from forerun.server.state import ServerState
 
 FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
@@ -24,11 +24,11 @@ FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
     openai_completions.routes,
     information.routes,
 )
-_NO_LIMITS = Limits()
+_NO_LIMITS = GateLimits()
 
 
 def build_app(
-    state: ServerState, limits: Limits = _NO_LIMITS, metrics_prefix: str = "forerun"
+    state: ServerState, limits: GateLimits = _NO_LIMITS, metrics_prefix: str = "forerun"
 ) -> FastAPI:
     """The application of a server; its engine is loaded when it starts."""
 

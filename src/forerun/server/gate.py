@@ -22,7 +22,7 @@ _LONGEST_ID = 128
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """Limits that the gate enforces.
 
     Args:
@@ -46,7 +46,7 @@ class Gate:
     in the request's state.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: GateLimits) -> None:
         self._app, self._limits = app, limits
         self._keys = [key.encode() for key in limits.keys]
 

@@ -15,7 +15,7 @@ import uvicorn
 from forerun.errors import ConfigError
 from forerun.files import reason
 from forerun.server.app import build_app
-from forerun.server.gate import Limits
+from forerun.server.gate import GateLimits
 from forerun.server.request import LOCAL, MEBI, ServeRequest
 from forerun.server.service import EngineService
 from forerun.server.state import ServerState
@@ -73,7 +73,7 @@ def listen(
     named = PurePath(request.model.model).name or request.model.model
     state = ServerState(service, request.served_model_name or (named,), request.request_timeout)
     hosts = () if keys else tuple({*LOCAL, request.host})
-    limits = Limits(keys, hosts, request.max_body * MEBI)
+    limits = GateLimits(keys, hosts, request.max_body * MEBI)
     config = uvicorn.Config(
         build_app(state, limits, request.metrics_prefix),
         host=request.host,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from forerun.core import Stats
 from forerun.monitor.exposition import counters
-from forerun.server.service import EngineService, Job, Update
+from forerun.server.service import AnswerJob, EngineService, Update
 from forerun.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Watch:
         self._last: dict[tuple[int, int], float] = {}
         service.on_update = self.see
 
-    def see(self, job: Job, update: Update) -> None:
+    def see(self, job: AnswerJob, update: Update) -> None:
         """Count an update; all its tokens come at once, so all but the first wait no time."""
         now, place = perf_counter(), (id(job), update.index)
         if update.events:

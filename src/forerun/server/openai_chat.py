@@ -15,7 +15,7 @@ from forerun.engine.requests import TokenEvent
 from forerun.server import chat
 from forerun.server.answers import (
     Answer,
-    Choice,
+    AnswerChoice,
     Counts,
     Ending,
     Piece,
@@ -72,7 +72,7 @@ class Writer:
         made = self.head(self.kind) | {"choices": choices, "usage": usage(answer.counts)}
         return made | {"timings": timings(answer.endings)} | self.metrics(answer.endings)
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         """A choice of an answer that does not stream."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class ChatWriter(Writer):
 
     body: ChatBody
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
 from forerun.engine.requests import TokenLogprob
-from forerun.server.answers import Answer, Choice, Piece
+from forerun.server.answers import Answer, AnswerChoice, Piece
 from forerun.server.bodies import CompletionBody
 from forerun.server.errors import ApiError
 from forerun.server.openai_chat import Writer, finite
@@ -67,7 +67,7 @@ class CompletionWriter(Writer):
 
     body: CompletionBody
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
         done, keeps = choice.end.completion, bool(self.body.max_tokens)
         text = choice.text if keeps else ""
@@ -129,5 +129,5 @@ def _top(names: TokenNames, one: TokenLogprob) -> dict[str, float]:
     return found
 
 
-def _scored(part: Choice | Piece) -> list[TokenLogprob | None]:
+def _scored(part: AnswerChoice | Piece) -> list[TokenLogprob | None]:
     return [one.logprob for one in part.events if one.logprob is not None]

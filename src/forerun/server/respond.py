@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from forerun.server.answers import Answer
 from forerun.server.errors import ApiError, envelope
-from forerun.server.service import EngineRequest, EngineService, Job
+from forerun.server.service import AnswerJob, EngineRequest, EngineService
 
 Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 """Makes the requests of an answer, and the options of `Answer`."""
@@ -63,7 +63,7 @@ class AnswerResponse(Response):
         super().__init__()
         self._service, self._make, self._key = service, make, key
         self._form, self._deadline = form, deadline
-        self._job: Job | None = None
+        self._job: AnswerJob | None = None
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -64,7 +64,7 @@ class Update:
 
 
 @dataclass
-class Job:
+class AnswerJob:
     """The requests that one body has made, and the queue of their updates.
 
     Args:
@@ -101,7 +101,7 @@ class Job:
 class _Running:
     """A request in the engine."""
 
-    job: Job
+    job: AnswerJob
     index: int
     first: float = 0.0
     """Time at which its first round began."""
@@ -127,12 +127,12 @@ class EngineService:
         self.failure: BaseException | None = None
         self.draining = False
         self.on_loaded: Callable[[], None] = lambda: None
-        self.on_update: Callable[[Job, Update], None] = lambda *_: None
+        self.on_update: Callable[[AnswerJob, Update], None] = lambda *_: None
         """Called for every update, in the event loop of its job."""
         self._open: Counter[str] = Counter()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
-        self._outbox: list[tuple[Job, Update | Exception]] = []
+        self._outbox: list[tuple[AnswerJob, Update | Exception]] = []
         self._round_seconds = 0.0
         # What the engine says goes to whoever listens where the service was made.
         run = partial(copy_context().run, self._run)
@@ -181,14 +181,14 @@ class EngineService:
             raise ApiError(503, "the server is shutting down.", retry_after=RETRY_AFTER)
         return self.engine
 
-    async def submit(self, requests: Sequence[EngineRequest], key: str = "") -> Job:
+    async def submit(self, requests: Sequence[EngineRequest], key: str = "") -> AnswerJob:
         """Queue requests; the job must be left with `end`.
 
         Raises:
             ApiError: if too many wait, or the engine refuses one of them; then none runs.
         """
         self.admit(len(requests), key)
-        job = Job(requests, key, asyncio.get_running_loop(), left=len(requests))
+        job = AnswerJob(requests, key, asyncio.get_running_loop(), left=len(requests))
         accepted = job.loop.create_future()
         self._open[key] += len(requests)
         self._inbox.put(lambda: self._take(job, accepted))
@@ -199,7 +199,7 @@ class EngineService:
             raise
         return job
 
-    def end(self, job: Job) -> None:
+    def end(self, job: AnswerJob) -> None:
         """Cancel what still runs of a job and free its place in the queue."""
         if self._open[job.key]:
             self._open[job.key] -= len(job.requests)
@@ -268,7 +268,7 @@ class EngineService:
             action()
             wait = False
 
-    def _take(self, job: Job, accepted: asyncio.Future[None]) -> None:
+    def _take(self, job: AnswerJob, accepted: asyncio.Future[None]) -> None:
         engine, taken = self.engine, dict[int, _Running]()
         assert engine is not None
         try:
@@ -290,7 +290,7 @@ class EngineService:
         self._running |= taken
         _call(job.loop, partial(_settle, accepted))
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: AnswerJob) -> None:
         assert self.engine is not None
         for number in [n for n, running in self._running.items() if running.job is job]:
             self.engine.cancel(number)
@@ -338,14 +338,16 @@ class EngineService:
 
     def _flush(self) -> None:
         """Hand all updates of a round to asyncio, in one call an event loop."""
-        by_loop = defaultdict[asyncio.AbstractEventLoop, list[tuple[Job, Update | Exception]]](list)
+        by_loop = defaultdict[
+            asyncio.AbstractEventLoop, list[tuple[AnswerJob, Update | Exception]]
+        ](list)
         for job, update in self._outbox:
             by_loop[job.loop].append((job, update))
         self._outbox.clear()
         for loop, updates in by_loop.items():
             _call(loop, partial(self._deliver, updates))
 
-    def _deliver(self, updates: Sequence[tuple[Job, Update | Exception]]) -> None:
+    def _deliver(self, updates: Sequence[tuple[AnswerJob, Update | Exception]]) -> None:
         for job, update in updates:
             job.updates.put_nowait(update)
             if isinstance(update, Update):
