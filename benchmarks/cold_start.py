@@ -218,8 +218,8 @@ def table_row(row: Mapping[str, Any]) -> str:
     """A row of the table in Markdown."""
     length = row["best_length"]
     best = f"{length} tokens" if length else "plain"
-    found: Mapping[str, Stage] = row["stages"]
-    stages = [found[name].cells if name in found else ["–"] * 3 for name in STAGES]
+    by_name: Mapping[str, Stage] = row["stages"]
+    stages = [by_name[name].cells if name in by_name else ["–"] * 3 for name in STAGES]
     return line([row["way"], row["work"], best, *chain.from_iterable(stages)])
 
 

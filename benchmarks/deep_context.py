@@ -122,16 +122,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the rows")
     options = parser.parse_args(arguments)
     options.work = options.work.resolve()
-    found = []
+    measured: list[dict[str, Any]] = []
     try:
         for row in rows(options):
             print(line(row), flush=True)
-            found.append(row)
+            measured.append(row)
     except ForerunError as error:
         print(f"forerun: error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        write_text(options.json, json.dumps(found, indent=1) + "\n")
+        write_text(options.json, json.dumps(measured, indent=1) + "\n")
     return 0
 
 

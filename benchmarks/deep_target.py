@@ -160,11 +160,11 @@ def shown(cells: Sequence[SettingFigures]) -> list[SettingFigures]:
 def table(report: BenchReport, temperature: float) -> str:
     """One temperature as a Markdown table: tokens a forward and the speed-up with its interval, by set."""
     cells = [cell for cell in report.cells if cell.temperature == temperature]
-    found = {(cell.setting, cell.category): cell for cell in cells}
+    by_place = {(cell.setting, cell.category): cell for cell in cells}
     categories = list(dict.fromkeys(cell.category for cell in cells))
     rows = list[list[str]]()
     for whole in shown([cell for cell in cells if cell.category == ALL]):
-        own = [_figures(found.get((whole.setting, category))) for category in categories]
+        own = [_figures(by_place.get((whole.setting, category))) for category in categories]
         same = "–" if whole.identical is None else f"{whole.identical[0]} of {whole.identical[1]}"
         rows.append([whole.setting, *own, same])
     header = [f"T = {temperature:g}", *categories, "same text"]

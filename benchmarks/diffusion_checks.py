@@ -268,8 +268,8 @@ def _two_samples(ours: Tensor, plain: Tensor, seed: int) -> Iterator[Check]:
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(_PROJECTIONS, ours.shape[1], generator=generator, dtype=torch.float64)
     values = [
-        float(stats.ks_2samp((ours @ one).numpy(), (plain @ one).numpy()).pvalue)
-        for one in directions
+        float(stats.ks_2samp((ours @ direction).numpy(), (plain @ direction).numpy()).pvalue)
+        for direction in directions
     ]
     shift = _shift_found_by_ks(len(ours) / 2, LIMIT / _PROJECTIONS)
     yield Check(

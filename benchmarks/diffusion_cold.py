@@ -38,8 +38,8 @@ def toy_unet() -> Predict:
     ).eval()
 
     def predict(latents: Tensor, timestep: int, embeds: Tensor) -> Tensor:
-        found: Tensor = unet(latents, timestep, encoder_hidden_states=embeds).sample
-        return found
+        noise: Tensor = unet(latents, timestep, encoder_hidden_states=embeds).sample
+        return noise
 
     return predict
 
@@ -70,7 +70,7 @@ def main() -> None:
 
     cold, after = both()
     pairs = [both() for _ in range(ROUNDS)]
-    found = {
+    times = {
         "steps": steps,
         "plain_first": cold,
         "cached_second": after,
@@ -80,7 +80,7 @@ def main() -> None:
         "paired": statistics.median(plain / cached for plain, cached in pairs),
         "by_evaluations": 2 * steps / (steps + (steps + 1) // 2),
     }
-    print(json.dumps(found))
+    print(json.dumps(times))
 
 
 if __name__ == "__main__":

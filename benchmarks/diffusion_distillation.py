@@ -53,14 +53,14 @@ def measured(
 
 def students(work: Path) -> dict[int, Any]:
     """The pipeline of each halving, from the recipe's states."""
-    found: dict[int, Any] = {}
+    students: dict[int, Any] = {}
     vae = train_vae(work)
 
     def keep(student: Student) -> None:
-        found[student.steps] = student.pipeline
+        students[student.steps] = student.pipeline
 
     distill_images(work, vae, train_images(work, vae), after=keep)
-    return found
+    return students
 
 
 def full_samples(teacher: Any, work: Path, count: int) -> Tensor:
@@ -88,8 +88,8 @@ def study(
         if (name, steps) in known:
             continue
         task = Task(counts[steps > TRAINED[0]], steps)
-        found = measured(task.run(pipeline), reference, classifier, task.labels, real)
-        rows.append({"model": name, "steps": steps, **found})
+        figures = measured(task.run(pipeline), reference, classifier, task.labels, real)
+        rows.append({"model": name, "steps": steps, **figures})
         print(rows[-1], flush=True)
         write_text(out, json.dumps(rows, indent=1) + "\n")
     return pictures

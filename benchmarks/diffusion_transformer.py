@@ -150,27 +150,27 @@ def gated(bound: float) -> CFGCacheConfig:
 
 def ways(pipeline: Any) -> dict[str, tuple[Any, CFGCacheConfig | None]]:
     """By name: a cache of diffusers, and a CFG cache; each of them may be left out."""
-    found: dict[str, tuple[Any, CFGCacheConfig | None]] = {}
+    ways: dict[str, tuple[Any, CFGCacheConfig | None]] = {}
     for threshold in (0.03, 0.05, 0.08, 0.12, 0.2):
-        found[f"FirstBlockCache {threshold}"] = first_block(threshold), None
+        ways[f"FirstBlockCache {threshold}"] = first_block(threshold), None
     for interval in (2, 3, 4, 5):
-        found[f"TaylorSeer {interval}"] = taylor(interval), None
+        ways[f"TaylorSeer {interval}"] = taylor(interval), None
     for interval in (2, 3, 4, 5):
-        found[f"TaylorSeer lite {interval}"] = taylor(interval, lite=True), None
+        ways[f"TaylorSeer lite {interval}"] = taylor(interval, lite=True), None
     for interval in (2, 5):
-        found[f"FasterCache {interval}"] = faster(interval, pipeline), None
-        found[f"FasterCache {interval}, always"] = faster(interval, pipeline, always=True), None
-    found["PyramidAttentionBroadcast 2"] = pyramid(2, pipeline), None
+        ways[f"FasterCache {interval}"] = faster(interval, pipeline), None
+        ways[f"FasterCache {interval}, always"] = faster(interval, pipeline, always=True), None
+    ways["PyramidAttentionBroadcast 2"] = pyramid(2, pipeline), None
     for bound in (0.1, 0.2, 0.3, 0.4, 0.5):
-        found[f"CFG cache {bound}"] = None, gated(bound)
+        ways[f"CFG cache {bound}"] = None, gated(bound)
     for threshold in (0.05, 0.08):
-        found[f"FirstBlockCache {threshold}, CFG cache 0.2"] = first_block(threshold), gated(0.2)
+        ways[f"FirstBlockCache {threshold}, CFG cache 0.2"] = first_block(threshold), gated(0.2)
     for interval in (2, 3):
-        found[f"TaylorSeer lite {interval}, CFG cache 0.2"] = (
+        ways[f"TaylorSeer lite {interval}, CFG cache 0.2"] = (
             taylor(interval, lite=True),
             gated(0.2),
         )
-    return found
+    return ways
 
 
 @contextmanager
@@ -230,8 +230,8 @@ def compare(pipeline: Any, sampling: Sampling, pairs: int, part: str) -> Iterato
     classifier = load_classifier(shipped("classifier.safetensors"))
     with count_evaluations(pipeline, flops=True) as full:
         reference = sampling.run(pipeline)
-    found = label_accuracy(classifier, reference, sampling.labels)
-    yield {"way": "full sampler", "labels": asdict(found)}
+    labels = label_accuracy(classifier, reference, sampling.labels)
+    yield {"way": "full sampler", "labels": asdict(labels)}
     every = {name: (sampling, way) for name, way in ways(pipeline).items()}
     for steps in (sampling.steps // 2, sampling.steps // 4):
         every[f"{steps} steps"] = replace(sampling, steps=steps), (None, None)

@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draft = str(distorted(share, Path(folder)))
             config = {"model": draft, "policy": "fixed", "num_speculative_tokens": 1}
             for temperature in options.temperatures:
-                found = acceptance(load("zoo", config), temperature, options.max_tokens)
-                print(line([f"{share:g}", f"{temperature:g}", f"{found:.3f}"]), flush=True)
+                accepted = acceptance(load("zoo", config), temperature, options.max_tokens)
+                print(line([f"{share:g}", f"{temperature:g}", f"{accepted:.3f}"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
             for turn in range(len(engines)):
                 which = (turn + place + number) % len(engines)
                 runs[which].append(_seconds(engines[which], cell, batch))
-        for kept, own in zip(times, runs, strict=True):
-            kept.append(own)
+        for seconds, own in zip(times, runs, strict=True):
+            seconds.append(own)
     return ratio_of(times)
 
 
@@ -195,13 +195,13 @@ def _prompts(engine: Engine, category: str) -> list[list[int]]:
     """Questions of a category in tokens."""
     assert engine.tokenizer is not None, "loaded by name"
     template = ChatTemplate.of(engine.tokenizer)
-    found = []
+    prompts = []
     for question in load_questions(category, 12):
         if template is None:
-            found.append(list(engine.tokenizer.encode(question.turns[0]))[-400:])
+            prompts.append(list(engine.tokenizer.encode(question.turns[0]))[-400:])
         else:
-            found.append(list(template.encode([{"role": "user", "content": question.turns[0]}])))
-    return found
+            prompts.append(list(template.encode([{"role": "user", "content": question.turns[0]}])))
+    return prompts
 
 
 def _random(engine: Engine, count: int, length: int) -> list[list[int]]:

@@ -91,14 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print(heading(["to decide about", "1 request", f"{MANY} requests", "each further one"]))
     for name, made in kinds().items():
-        one, many = (
+        single, many = (
             statistics.median(
                 microseconds(made(), size, options.rounds // size) for _ in range(options.repeats)
             )
             for size in (1, MANY)
         )
-        further = (many - one) / (MANY - 1)
-        print(line([name, *(f"{value:.1f}" for value in (one, many, further))]))
+        further = (many - single) / (MANY - 1)
+        print(line([name, *(f"{value:.1f}" for value in (single, many, further))]))
 
 
 if __name__ == "__main__":

@@ -47,21 +47,23 @@ class Stage:
 
 def best_length(measured: Sequence[Measured]) -> int:
     """The length that is best over all requests; 0 where none beats plain decoding."""
-    speed = {length: median(one.fixed[length] for one in measured) for length in measured[0].fixed}
+    speed = {
+        length: median(times.fixed[length] for times in measured) for length in measured[0].fixed
+    }
     best = max(speed, key=lambda length: speed[length])
     return best if speed[best] > 1.0 else 0
 
 
 def stages(measured: Sequence[Measured], length: int) -> dict[str, Stage]:
     """The columns of a row, where there are requests for them."""
-    found = {}
+    columns = {}
     for name, places in STAGES.items():
-        of = [one for one in measured if one.place in places]
+        of = [times for times in measured if times.place in places]
         if of:
-            auto = [one.auto for one in of]
-            fixed = median(one.fixed[length] for one in of) if length else 1.0
-            found[name] = Stage(median(auto), min(auto), max(auto), fixed, len(of))
-    return found
+            auto = [times.auto for times in of]
+            fixed = median(times.fixed[length] for times in of) if length else 1.0
+            columns[name] = Stage(median(auto), min(auto), max(auto), fixed, len(of))
+    return columns
 
 
 def as_dict(part: Measured | Stage) -> dict[str, Any]:

@@ -130,16 +130,16 @@ class Bench:
 
     def forwards(self, subject: Subject) -> int:
         """Milliseconds of a forward by its new tokens, and the memory's bandwidth that it reaches."""
-        found = forwards(self.target(subject), CONTEXT)
+        timed = forwards(self.target(subject), CONTEXT)
         self.output.row(
             "forwards",
             model=subject.name,
-            context=found.context,
-            ms={count: round(ms, 4) for count, ms in found.ms.items()},
-            queued_ms={count: round(ms, 4) for count, ms in found.queued_ms.items()},
-            gb_read=round(found.bytes_read / 1e9, 4),
-            share_of_bandwidth=self._share(found.bytes_read, found.ms[1]),
-            queued_share_of_bandwidth=self._share(found.bytes_read, found.queued_ms[1]),
+            context=timed.context,
+            ms={count: round(ms, 4) for count, ms in timed.ms.items()},
+            queued_ms={count: round(ms, 4) for count, ms in timed.queued_ms.items()},
+            gb_read=round(timed.bytes_read / 1e9, 4),
+            share_of_bandwidth=self._share(timed.bytes_read, timed.ms[1]),
+            queued_share_of_bandwidth=self._share(timed.bytes_read, timed.queued_ms[1]),
         )
         return 0
 
@@ -206,14 +206,14 @@ class Bench:
         if subject.name not in self._plain:
             return {"equal": "plain decoding was not run"}, 0
         params = SamplingParams(temperature=0.0, max_tokens=self.tokens)
-        found = [
+        differences = [
             first_difference(engine.target, None, prompt, ours, plain, params)
             for prompt, ours, plain in zip(
                 subject.prompts, outputs, self._plain[subject.name], strict=True
             )
         ]
-        different = [difference.explanation for difference in found if difference is not None]
-        equal = f"{len(found) - len(different)} of {len(found)}"
+        different = [difference.explanation for difference in differences if difference is not None]
+        equal = f"{len(differences) - len(different)} of {len(differences)}"
         return {"equal": equal, "differences": different}, different.count("defect")
 
     def profile(self, subject: Subject, method: str) -> int:
@@ -224,18 +224,18 @@ class Bench:
             self._generate(engine, subject.prompts[0], method)
             return len(rounds)
 
-        found = profiled(run, self.device)
+        profile = profiled(run, self.device)
         # That of a round without the profiler, which slows the host.
         ms = self._round_ms.get((subject.name, method))
         apart = ms is not None and self.device.type == "cuda"
-        host = round(ms - found["busy_ms_a_round"], 4) if apart else None
+        host = round(ms - profile["busy_ms_a_round"], 4) if apart else None
         self.output.row(
             "profile",
             model=subject.name,
             method=method,
             ms_a_round=ms,
             host_ms_a_round=host,
-            **found,
+            **profile,
         )
         return 0
 

@@ -34,10 +34,10 @@ def join_parts(parts: Sequence[str], joined: Path, sha256: str) -> Path:
                 with part.open("rb") as source:
                     while block := source.read(_BLOCK):
                         file.write(block)
-        found = sha256_of(temporary)
-        if found != sha256:
+        digest = sha256_of(temporary)
+        if digest != sha256:
             raise CheckpointError(
-                f"the joined parts of {joined.name} have SHA-256 {found}, not {sha256}; a part is missing, "
+                f"the joined parts of {joined.name} have SHA-256 {digest}, not {sha256}; a part is missing, "
                 "changed or out of order: copy them again."
             )
     return joined

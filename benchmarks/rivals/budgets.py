@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, starmap
 from operator import mul
 
 import numpy as np
@@ -32,13 +32,13 @@ class Estimator:
 
     def probabilities(self, offer: Offer) -> list[float]:
         """Of each drafted token."""
-        return [self._probability(*one) for one in enumerate(self._logits(offer))]
+        return list(starmap(self._probability, enumerate(self._logits(offer))))
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        for one in outcomes:
-            tested = min(one.accepted + 1, one.verified)
-            for position, logit in enumerate(self._logits(one.offer)[:tested]):
-                self._add(position, logit, accepted=position < one.accepted)
+        for outcome in outcomes:
+            tested = min(outcome.accepted + 1, outcome.verified)
+            for position, logit in enumerate(self._logits(outcome.offer)[:tested]):
+                self._add(position, logit, accepted=position < outcome.accepted)
         self._rounds += 1
         if self._rounds % EVERY == 0:
             size = len(self.parameters)
@@ -107,10 +107,10 @@ class AdaptiveVerification(ReplayPolicy):
         ranked = sorted(
             ((score, index) for index, row in enumerate(fresh) for score in row), reverse=True
         )
-        kept = [0] * len(offers)
+        budgets = [0] * len(offers)
         for _, index in ranked[:budget]:
-            kept[index] += 1
-        return kept
+            budgets[index] += 1
+        return budgets
 
     def budget(self, survival: list[float], count: int, context: float) -> int:
         """Tokens to verify, given the probabilities that each is reached and accepted, best first."""

@@ -104,17 +104,17 @@ class EnginePolicy(ReplayPolicy):
         return list(map(self._choice, self.policy.plan(requests)))
 
     def observe(self, outcomes: Sequence[Outcome], seconds: Seconds) -> None:
-        requests = [self._requests[one.offer.view.request] for one in outcomes]
+        requests = [self._requests[outcome.offer.view.request] for outcome in outcomes]
         drafts, verdicts = [], []
-        for request, one in zip(requests, outcomes, strict=True):
+        for request, outcome in zip(requests, outcomes, strict=True):
             # The engine has committed the round by then.
-            view = one.offer.view
-            new = view.tokens.first(view.context + one.emitted)[view.context :]
+            view = outcome.offer.view
+            new = view.tokens.first(view.context + outcome.emitted)[view.context :]
             request.extend(new)
-            drafts.append(_draft(one, new))
-            verdicts.append(_verdict(one, new))
+            drafts.append(_draft(outcome, new))
+            verdicts.append(_verdict(outcome, new))
             for drafter in self.drafter.members or (self.drafter,):
-                if drafter.name == one.offer.choice.candidate:
+                if drafter.name == outcome.offer.choice.candidate:
                     drafter.start(request)
         times = RoundTimes(seconds.draft, seconds.target, seconds.verify)
         self.policy.observe(requests, drafts, verdicts, times)
@@ -152,15 +152,15 @@ def auto_policy(costs: RoundCosts, longest: int) -> AutoPolicy:
     return policy
 
 
-def _draft(one: Outcome, new: Sequence[int]) -> Draft:
+def _draft(outcome: Outcome, new: Sequence[int]) -> Draft:
     """A chain as long as the draft: what was accepted, then what was not."""
-    if not one.verified:
+    if not outcome.verified:
         return NO_DRAFT
-    accepted = list(new[: one.accepted])
-    return Draft.chain([*accepted, *[_REJECTED] * (one.verified - len(accepted))])
+    accepted = list(new[: outcome.accepted])
+    return Draft.chain([*accepted, *[_REJECTED] * (outcome.verified - len(accepted))])
 
 
-def _verdict(one: Outcome, new: Sequence[int]) -> Verdict:
-    last = Origin.RECOVERED if one.accepted < one.verified else Origin.BONUS
-    origins = [Origin.ACCEPTED] * one.accepted + [last if one.verified else Origin.PLAIN]
-    return Verdict(tuple(range(one.accepted)), tuple(new), tuple(origins[: len(new)]))
+def _verdict(outcome: Outcome, new: Sequence[int]) -> Verdict:
+    last = Origin.RECOVERED if outcome.accepted < outcome.verified else Origin.BONUS
+    origins = [Origin.ACCEPTED] * outcome.accepted + [last if outcome.verified else Origin.PLAIN]
+    return Verdict(tuple(range(outcome.accepted)), tuple(new), tuple(origins[: len(new)]))

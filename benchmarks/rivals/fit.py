@@ -48,11 +48,11 @@ def fit_costs(
     }
     plain_table = replace(grid, tokens=(1,)).table(plain)
     rounds = {
-        b: [_at_usual_speed(one, plain_table) for t in group for one in t.rounds]
+        b: [_at_usual_speed(timed, plain_table) for t in group for timed in t.rounds]
         for b, group in by_batch.items()
     }
     draft = grid.table({b: _samples(group, "draft") for b, group in rounds.items()})
-    host = {b: statistics.median(one.host for one in group) for b, group in rounds.items()}
+    host = {b: statistics.median(timed.host for timed in group) for b, group in rounds.items()}
     single = by_batch[min(by_batch)]
     return RoundCosts(
         draft=draft,
@@ -98,8 +98,8 @@ class _Grid:
 
     @classmethod
     def of(cls, timings: Sequence[PromptTiming]) -> _Grid:
-        nodes = [one.nodes for timing in timings for one in timing.rounds]
-        contexts = [one.context for timing in timings for one in timing.rounds]
+        nodes = [timed.nodes for timing in timings for timed in timing.rounds]
+        contexts = [timed.context for timing in timings for timed in timing.rounds]
         most = int(max(nodes, default=0)) + 1
         tokens = {1, most, *(n for n in (2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33, 65) if n < most)}
         ends = {int(min(contexts)), int(max(contexts)) + 1}
@@ -134,18 +134,18 @@ class _Fit:
     @classmethod
     def to(cls, samples: Sequence[Sample]) -> _Fit:
         """Nonnegative least squares of relative errors, without what other work has slowed down."""
-        kept = np.array([sample for sample in samples if sample[2] > 0])
-        if not len(kept):
+        positive = np.array([sample for sample in samples if sample[2] > 0])
+        if not len(positive):
             return cls()
-        knots = _knots(kept[:, 0])
+        knots = _knots(positive[:, 0])
         for _ in range(_PASSES):
-            parts = _parts(kept, knots)
-            solved, _norm = nnls(parts / kept[:, 2:], np.ones(len(kept)))
-            errors = np.abs(parts @ solved / kept[:, 2] - 1.0)
+            parts = _parts(positive, knots)
+            solved, _norm = nnls(parts / positive[:, 2:], np.ones(len(positive)))
+            errors = np.abs(parts @ solved / positive[:, 2] - 1.0)
             fine = errors <= _OUTLIER * max(float(np.median(errors)), 1e-3)
             if fine.all() or fine.sum() < len(knots) + 2:
                 break
-            kept = kept[fine]
+            positive = positive[fine]
         base = tuple(float(value) for value in solved[:-2])
         return cls(knots, base, float(solved[-2]), float(solved[-1]))
 
@@ -167,32 +167,32 @@ def _parts(samples: NDArray[np.float64], knots: tuple[float, ...]) -> NDArray[np
     return np.stack([*hats, contexts, contexts * tokens], axis=1)
 
 
-def _at_usual_speed(one: RoundTiming, plain: CostTable) -> RoundTiming:
+def _at_usual_speed(timed: RoundTiming, plain: CostTable) -> RoundTiming:
     """A round scaled to a machine on which plain rounds take their usual time."""
-    if not one.beside:
-        return one
-    factor = plain.seconds(1, one.batch_size, one.context) / one.beside
-    stages = {name: factor * getattr(one, name) for name in ("draft", "target", "verify", "host")}
-    return replace(one, **stages)
+    if not timed.beside:
+        return timed
+    factor = plain.seconds(1, timed.batch_size, timed.context) / timed.beside
+    stages = {name: factor * getattr(timed, name) for name in ("draft", "target", "verify", "host")}
+    return replace(timed, **stages)
 
 
 def _samples(rounds: Sequence[RoundTiming], stage: str) -> list[Sample]:
     """Samples of a stage; of drafting only where it was asked for and no prompt went through the drafter."""
     return [
-        (one.nodes + 1.0, one.context, getattr(one, stage))
-        for one in rounds
-        if stage != "draft" or (one.drafted and not one.first)
+        (timed.nodes + 1.0, timed.context, getattr(timed, stage))
+        for timed in rounds
+        if stage != "draft" or (timed.drafted and not timed.first)
     ]
 
 
 def _first_draft(draft: CostTable, timings: Sequence[PromptTiming]) -> float:
     """Seconds a token that first drafts take longer than others; the median."""
     longer = [
-        (one.draft - draft.seconds(one.nodes + 1, one.batch_size, one.context))
-        / (one.context * one.batch_size)
+        (timed.draft - draft.seconds(timed.nodes + 1, timed.batch_size, timed.context))
+        / (timed.context * timed.batch_size)
         for timing in timings
-        for one in timing.rounds
-        if one.first
+        for timed in timing.rounds
+        if timed.first
     ]
     return max(statistics.median(longer), 0.0) if longer else 0.0
 
@@ -203,9 +203,9 @@ def _prefill(
     """Seconds a token of a prompt, and a token and token before it."""
     samples = [(timing.prompt_tokens, timing.prefill) for timing in timings]
     samples += [(len(output.prompt_ids), output.prefill_seconds) for output in outputs]
-    kept = np.array([sample for sample in samples if sample[1] > 0])
-    if not len(kept):
+    positive = np.array([sample for sample in samples if sample[1] > 0])
+    if not len(positive):
         return 0.0, 0.0
-    parts = np.stack([kept[:, 0], kept[:, 0] ** 2], axis=1) / kept[:, 1:]
-    per_token, per_pair = nnls(parts, np.ones(len(kept)))[0]
+    parts = np.stack([positive[:, 0], positive[:, 0] ** 2], axis=1) / positive[:, 1:]
+    per_token, per_pair = nnls(parts, np.ones(len(positive)))[0]
     return float(per_token), float(per_pair)

@@ -61,14 +61,14 @@ class Recorder:
     def _time(self, bench: Workbench) -> None:
         """Time some prompts in turns, for so many seconds, each once at least."""
         step = max(1, len(self.prepared.prompts) // TIMED_PROMPTS)
-        prompts, found = self.prepared.prompts[::step][:TIMED_PROMPTS], []
+        prompts, timings = self.prepared.prompts[::step][:TIMED_PROMPTS], []
         started = perf_counter()
         for turn in range(MOST_TURNS):
-            found += [bench.time(prompt, self.params, turn=turn) for prompt in prompts]
+            timings += [bench.time(prompt, self.params, turn=turn) for prompt in prompts]
             if perf_counter() - started >= self.seconds:
                 break
         # At once: half of them would be taken for all of them.
-        self.records.add(*found)
+        self.records.add(*timings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -218,7 +218,7 @@ def _content(record: Record) -> dict[str, Any]:
 
 def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
     """A record of its fields, lists as tuples."""
-    known = {one.name for one in fields(kind)}
+    known = {field.name for field in fields(kind)}
     if content.keys() - known:
         raise ValueError(f"unknown {sorted(content.keys() - known)}")
     return kind(**{name: _tuples(value) for name, value in content.items()})

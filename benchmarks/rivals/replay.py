@@ -47,7 +47,7 @@ class View:
     def of(cls, number: int, row: ReplayedRequest) -> View:
         """The view of a request."""
         output, at = row.output, row.position
-        confidences = {name: one.confidences[at] for name, one in row.recorded.items()}
+        confidences = {name: draft.confidences[at] for name, draft in row.recorded.items()}
         tokens = Tokens(output.prompt_ids, output.token_ids)
         return cls(number, len(output.prompt_ids), at, row.room, confidences, tokens)
 
@@ -103,9 +103,9 @@ class Outcome:
     emitted: int
 
     @classmethod
-    def of(cls, offer: Offer, one: Verified) -> Outcome:
+    def of(cls, offer: Offer, verified: Verified) -> Outcome:
         """The outcome of an offer."""
-        return cls(offer, one.nodes, one.verified, one.accepted, one.emitted)
+        return cls(offer, verified.nodes, verified.verified, verified.accepted, verified.emitted)
 
 
 class ReplayPolicy(ABC):
@@ -168,10 +168,10 @@ def replay(
         views = [View.of(number, row) for number, row in running]
         left = [row for _, row in running]
         offers = list(map(Offer.of, left, views, policy.choose(views)))
-        kept = policy.keep(offers)
+        budgets = policy.keep(offers)
         verified = [
             row.verify(offer.choice, offer.drafted, count)
-            for row, offer, count in zip(left, offers, kept, strict=True)
+            for row, offer, count in zip(left, offers, budgets, strict=True)
         ]
         seconds = round_seconds(left, verified, costs, usual)
         result.count(verified, seconds)

@@ -90,11 +90,11 @@ class Replayed:
         self.verify_seconds += seconds.verify
         self.host_seconds += seconds.host
         self.rounds += 1
-        for one in verified:
-            self.tokens += one.emitted
-            self.drafted += one.verified
-            self.accepted += one.accepted
-            self.choices[one.choice] = self.choices.get(one.choice, 0) + 1
+        for request in verified:
+            self.tokens += request.emitted
+            self.drafted += request.verified
+            self.accepted += request.accepted
+            self.choices[request.choice] = self.choices.get(request.choice, 0) + 1
 
 
 @dataclass
@@ -166,19 +166,19 @@ def round_seconds(
         usual: candidate whose engine runs a round that drafts nothing.
     """
     count = len(verified)
-    context = sum(one.context for one in verified) / count
-    nodes = sum(one.nodes for one in verified) / count
+    context = sum(request.context for request in verified) / count
+    nodes = sum(request.nodes for request in verified) / count
     groups: dict[str, list[int]] = {}
     draft = 0.0
-    for row, one in zip(rows, verified, strict=True):
-        name = one.choice.candidate
+    for row, request in zip(rows, verified, strict=True):
+        name = request.choice.candidate
         if name is None:
             continue
-        drafted = one.nodes if one.nodes > one.verified else one.drafted
+        drafted = request.nodes if request.nodes > request.verified else request.drafted
         groups.setdefault(name, []).append(drafted)
         if name not in row.started:
             row.started.add(name)
-            draft += costs[name].first_draft * one.context
+            draft += costs[name].first_draft * request.context
     for name, drafts in groups.items():
         draft += costs[name].drafting(sum(drafts) / len(drafts), len(drafts), context)
     most = max(groups, key=lambda name: len(groups[name]), default=usual)

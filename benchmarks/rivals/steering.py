@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from forerun.contracts import Drafter
-from forerun.core import Draft, ForwardOutput, Plan, Request, SparseProbs, Verdict
+from forerun.core import Draft, Plan, Request, SparseProbs, Verdict
 from forerun.measure.watching import VerifiedDraft
 from forerun.policies.base import BasePolicy
 from forerun.randomness import Randomness
@@ -62,9 +62,9 @@ class FirstTokens:
     def __init__(self) -> None:
         self.notes: list[Noted] = []
 
-    def see(self, one: VerifiedDraft) -> Verdict:
+    def see(self, verified: VerifiedDraft) -> Verdict:
         """Note a verdict, and cut it."""
-        draft, verdict = one.draft, one.verdict
+        draft, verdict = verified.draft, verified.verdict
         probs = largest_probs(draft)
         self.notes.append(Noted(len(draft), draft.tree.depth, verdict.num_accepted, probs))
         return verdict.truncate(1)
@@ -113,16 +113,9 @@ class Steered:
         drafts = self.drafter.propose(requests, plans, randomness)
         if not self.fills:
             return drafts
-        rounds = zip(requests, plans, drafts, strict=True)
-        return [_filled(*one) for one in rounds]
+        return [_filled(*drafted) for drafted in zip(requests, plans, drafts, strict=True)]
 
-    def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        output: ForwardOutput,
-    ) -> None:
+    def observe(self, *verified: Any) -> None:
         if self.accepted is None:
             self._skips = 0
         elif self._skips:
@@ -130,7 +123,7 @@ class Steered:
             return
         else:
             self._skips = self.accepted()
-        self.drafter.observe(requests, drafts, verdicts, output)
+        self.drafter.observe(*verified)
 
 
 def _filled(request: Request, plan: Plan, draft: Draft) -> Draft:

@@ -118,7 +118,7 @@ class Workbench:
                 break
             plain += plainly
             beside = median(seconds for _, seconds in plainly) if plainly else beside
-            rounds += [replace(one, beside=beside) for one in now]
+            rounds += [replace(timed, beside=beside) for timed in now]
         if self._steered is not None:
             self._steered.fills = False
         prefill, plain_prefill = self._time_prefill(prompt, params)
@@ -183,10 +183,10 @@ class Workbench:
     def _time_prefill(self, prompt: EncodedPrompt, params: SamplingParams) -> tuple[float, float]:
         """The least seconds of both sides for the beginning of a prompt."""
         beginning = replace(prompt, token_ids=prompt.token_ids[:PREFILL_TOKENS])
-        one = replace(params, max_tokens=1)
+        single = replace(params, max_tokens=1)
 
         def least(engine: Engine) -> float:
-            runs = (run_drafting(engine, [beginning], one) for _ in range(PREFILL_RUNS))
+            runs = (run_drafting(engine, [beginning], single) for _ in range(PREFILL_RUNS))
             return min(run.stats.prefill_seconds for run in runs)
 
         return least(self.engine), least(self.plain)

@@ -79,7 +79,7 @@ class Use:
     shown: str = ""
 
 
-_USE = {one.name for one in fields(Use)}
+_USE = {use.name for use in fields(Use)}
 
 
 def option(**declared: Any) -> Any:

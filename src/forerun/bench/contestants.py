@@ -99,7 +99,7 @@ class Drafting:
             return measured
         differences = []
         for prompt, ours, theirs in zip(prompts, run.completions, plain.completions, strict=True):
-            found = first_difference(
+            difference = first_difference(
                 self.engine.target,
                 self.engine.tokenizer,
                 prompt.token_ids,
@@ -107,7 +107,7 @@ class Drafting:
                 theirs.token_ids,
                 params,
             )
-            differences += [] if found is None else [found.explanation]
+            differences += [] if difference is None else [difference.explanation]
         same = len(prompts) - len(differences)
         return replace(measured, identical=same, differences=tuple(differences))
 

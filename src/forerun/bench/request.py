@@ -21,8 +21,18 @@ from forerun.params import SamplingParams
 if TYPE_CHECKING:
     from forerun.report.result import Result
 
-Lengths = Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], UNIQUE]
-Temperatures = Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE]
+Minutes = Annotated[
+    float,
+    Field(ge=0, le=10**5, description="Begin no further prompt after so many; 0 measures all."),
+]
+Lengths = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=64)], ...],
+    UNIQUE,
+    Field(description="Tokens to draft a round."),
+]
+Temperatures = Annotated[
+    tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE, Field(description="0 is greedy.")
+]
 _RULES = {"rejection_sample_method", "draft_sample_method"}
 
 
@@ -58,12 +68,7 @@ class BenchRequest:
         default=False,
         description="Categories are files, by their names, and not what questions say.",
     )
-    minutes: float = Field(
-        default=5.0,
-        ge=0,
-        le=10**5,
-        description="Begin no further prompt after so many; 0 measures all.",
-    )
+    minutes: Minutes = 5.0
     raw: bool = Field(default=False, description="Send texts as they are, without a chat template.")
     system: str | None = option(
         default=None, description="A system message before the others.", section="Prompt"
@@ -84,7 +89,7 @@ class BenchRequest:
         description="A draft model or trained head, for the methods that it is for.",
         repeat=True,
     )
-    num_speculative_tokens: Lengths = Field(default=(3, 6), description="Tokens to draft a round.")
+    num_speculative_tokens: Lengths = (3, 6)
     tree: tuple[str, ...] = Field(
         default=(CHAIN,), description="chain, auto, or JSON files with shapes."
     )
@@ -95,7 +100,7 @@ class BenchRequest:
         default=(FIXED,),
         description="How far to draft: fixed, so that losses show, auto, adaptive.",
     )
-    temperature: Temperatures = Field(default=(0.0, 1.0), description="0 is greedy.")
+    temperature: Temperatures = (0.0, 1.0)
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
         default=(1,), description="Requests at once."
     )

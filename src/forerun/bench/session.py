@@ -99,9 +99,9 @@ class _Losers:
             slower = places[max(least, -(-len(places) // 2)) :]
             self.dropped.update(slower)
             if slower:
-                told = ", ".join(f"{p[0]} ({median(self._speedups[p]):.2f} x)" for p in slower)
+                left_out = ", ".join(f"{p[0]} ({median(self._speedups[p]):.2f} x)" for p in slower)
                 count = len(self._speedups[slower[0]])
-                yield f"left out after {count} prompts at temperature {slower[0][1]:g}: {told}"
+                yield f"left out after {count} prompts at temperature {slower[0][1]:g}: {left_out}"
 
 
 @dataclass

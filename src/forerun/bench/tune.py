@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from forerun.bench.request import BenchRequest, Lengths, Temperatures
+from forerun.bench.request import BenchRequest, Lengths, Minutes, Temperatures
 from forerun.bench.settings import DEFAULT, Setting
 from forerun.errors import ConfigError
 from forerun.options import FileName, option, options
@@ -34,16 +34,9 @@ class TuneRequest(BenchRequest):
         *("temperature", "output", "json"),
     )
 
-    num_speculative_tokens: Lengths = Field(
-        default=(1, 2, 4, 8), description="Tokens to draft a round."
-    )
-    temperature: Temperatures = Field(default=(0.0,), description="0 is greedy.")
-    minutes: float = Field(
-        default=0.0,
-        ge=0,
-        le=10**5,
-        description="Begin no further prompt after so many; 0 measures all.",
-    )
+    num_speculative_tokens: Lengths = (1, 2, 4, 8)
+    temperature: Temperatures = (0.0,)
+    minutes: Minutes = 0.0
     num_prompts: int = option(
         default=12,
         ge=1,
@@ -78,7 +71,7 @@ def run(request: TuneRequest) -> Result:
     if request.output is not None:
         check_writable("--output", request.output)
     bench, result = measured(request, request.finalists, request.num_prompts)
-    configs = [config_values(request, found, bench.settings) for found in bench.report.verdicts]
+    configs = [config_values(request, verdict, bench.settings) for verdict in bench.report.verdicts]
     if request.output is not None:
         write_file("config", request.output, _as_toml(configs[0], bench.report.verdicts[0].advice))
     return replace(
@@ -87,19 +80,19 @@ def run(request: TuneRequest) -> Result:
 
 
 def config_values(
-    request: TuneRequest, found: Recommendation, settings: Sequence[Setting]
+    request: TuneRequest, verdict: Recommendation, settings: Sequence[Setting]
 ) -> dict[str, Any]:
     """Options that follow from a verdict, by the names of their flags, and those that it was measured at."""
     model = request.model
     values: dict[str, Any] = {"model": model.model}
     values |= {n: getattr(model, n) for n in ("dtype", "kv_dtype") if getattr(model, n) != "auto"}
-    values["temperature"] = found.temperature
+    values["temperature"] = verdict.temperature
     if request.sampling.seed is not None:
         values["seed"] = request.sampling.seed
-    if found.decided and found.use is None:
+    if verdict.decided and verdict.use is None:
         values["speculative"] = False
-    elif found.decided and found.use != DEFAULT:
-        chosen = next(setting for setting in settings if setting.name == found.use)
+    elif verdict.decided and verdict.use != DEFAULT:
+        chosen = next(setting for setting in settings if setting.name == verdict.use)
         values |= _of_setting(request, chosen)
     return {name.replace("_", "-"): value for name, value in values.items()}
 

@@ -125,7 +125,7 @@ def sampling_of(
     Raises:
         ConfigError: for a processor without a counterpart in forerun.
     """
-    found: dict[str, Any] = {} if settings.do_sample else {"temperature": 0.0}
+    options: dict[str, Any] = {} if settings.do_sample else {"temperature": 0.0}
     masks, order, names = [], -1, list(_WARPERS)
     for processor in processors:
         kind = type(processor).__name__
@@ -143,10 +143,10 @@ def sampling_of(
                 )
             order = place
             if place == 0 or settings.do_sample:
-                found[option] = getattr(processor, attribute)
+                options[option] = getattr(processor, attribute)
         elif kind not in _NEUTRAL:
             raise ConfigError(f"forerun cannot apply the logits processor {kind}; {_WITHOUT}.")
-    return found, masks
+    return options, masks
 
 
 def mask_of(

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def read_questions(
         ]
         if not any(read):
             raise PromptError(f"folder {printable(path)} holds no prompt; put files of text there.")
-        questions += (question for found in read for question in found)
+        questions += chain.from_iterable(read)
     return questions
 
 

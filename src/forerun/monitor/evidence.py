@@ -79,7 +79,7 @@ def _by_time(rounds: Sequence[RoundCounts], plain: Mapping[int, Estimate]) -> Di
         tokens[size] += done.emitted
         saved.append(done.emitted * plain[size].value - (done.seconds or 0.0))
     total, count = sum(saved), len(saved)
-    variance = count * sum((one - total / count) ** 2 for one in saved) / (count - 1)
+    variance = count * sum((seconds - total / count) ** 2 for seconds in saved) / (count - 1)
     variance += sum((number * plain[size].standard_error) ** 2 for size, number in tokens.items())
     margin = WIDTH * math.sqrt(variance)
     spent = sum(done.seconds or 0.0 for done in rounds)

@@ -90,8 +90,8 @@ class Monitor:
         depth = drafted if draft_depth is None else _counts("draft_depth", draft_depth)
         if not len(drafted) == len(accepted) == len(emitted) == len(depth) >= 1:
             raise ConfigError("the numbers of a round differ in length; give one for each request.")
-        found = PlainReason.NOTHING_FOUND
-        rows = tuple(map(_row, drafted, accepted, emitted, depth, [found] * len(drafted)))
+        reasons = [PlainReason.NOTHING_FOUND] * len(drafted)
+        rows = tuple(map(_row, drafted, accepted, emitted, depth, reasons))
         draft = _time("draft_seconds", draft_seconds)
         target = _time("target_seconds", target_seconds)
         verify = _time("verify_seconds", verify_seconds)

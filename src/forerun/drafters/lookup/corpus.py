@@ -133,7 +133,7 @@ class Texts:
 
     @property
     def left_out(self) -> str:
-        """Files that were left out, in words; empty if there are none."""
+        """Sentence about the files that were left out; empty if all were read."""
         parts = []
         if self._skipped:
             files = "1 file that is" if self._skipped == 1 else f"{self._skipped} files that are"
@@ -184,7 +184,7 @@ def _is_binary(path: str) -> bool:
 
 
 def _of_lines(text: str) -> list[str]:
-    """The texts of JSON lines; the whole text for other lines, or if there are none."""
+    """Texts in the fields of JSON lines; the whole text if it is not JSON lines with such fields."""
     texts: list[str] = []
     try:
         for line in text.split("\n"):
