@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import uvicorn
 from starlette.testclient import TestClient
+from tokenizers import AddedToken
 
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
@@ -21,7 +23,10 @@ from forerun.server.listen import Server
 from forerun.server.service import EngineService
 from forerun.server.state import ServerState
 from forerun.testing import ToyModel
+from tests.helpers.chat_templates import CHATML, chat_tokenizer
+from tests.helpers.layered import LayeredToyModel
 from tests.helpers.toy_chat import END, MARKS, TEMPLATE, WORDS, toy_tokenizer
+from tests.matrix import DrafterCase
 
 MODEL = "toy"
 USER = [{"role": "user", "content": "w1 w2 w1 w2"}]
@@ -38,6 +43,35 @@ def served_engine(rows: int = 3, template: str | None = TEMPLATE, **options: Any
         eos_token_ids=[END],
         max_batch_size=rows,
         **{"max_context": 128, **options},
+    )
+
+
+@cache
+def byte_tokenizer(template: str | None) -> Any:
+    """A tokenizer of bytes with a chat template, and a mark of thoughts among its tokens."""
+    tokenizer = chat_tokenizer(template)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
+    return tokenizer
+
+
+def byte_engine(
+    case: DrafterCase | None = None, template: str | None = CHATML, context: int = 512
+) -> Engine:
+    """An engine whose model writes bytes at random, drafted for as in a case of the matrix."""
+    tokenizer = byte_tokenizer(template)
+    size = len(tokenizer)
+    target = LayeredToyModel(size, max_context=context)
+    config: dict[str, Any] = {}
+    if case is not None:
+        config = {"draft_sample_method": case.draft_sample_method, **case.config}
+    return Engine(
+        target,
+        case and case.drafter_for(target, ToyModel(size, noise=0.3, max_context=context)),
+        SpeculativeConfig(num_speculative_tokens=4, policy="fixed", **config),
+        tokenizer=tokenizer,
+        eos_token_ids=[tokenizer.eos_token_id],
+        max_batch_size=3,
+        max_context=context,
     )
 
 

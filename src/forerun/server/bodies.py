@@ -41,6 +41,23 @@ class Prediction(Body):
     content: str | list[dict[str, Any]]
 
 
+class JsonSchemaFormat(Body):
+    """A JSON schema under a name."""
+
+    name: str | None = None
+    description: str | None = None
+    wanted: dict[str, Any] | bool = Field(default=True, alias="schema")
+    # A schema is always met.
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
 class Message(BaseModel):
     """A message of a conversation; a template may read further fields."""
 
@@ -70,6 +87,8 @@ class SamplingBody(Body):
     stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
     stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    grammar: _Text | None = None
     speculative: bool | SpeculativeBody | None = None
     return_token_ids: bool | None = None
     return_origins: bool | None = None

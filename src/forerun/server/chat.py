@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from forerun.core import Hints
 from forerun.server.answers import Thinking
 from forerun.server.bodies import ChatBody, Message
+from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form
 from forerun.server.service import EngineRequest
@@ -40,10 +41,11 @@ def _make(
         params["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
-    hints = Hints(_prediction(state, body), namespace)
-    requests = state.repeated(body, [token_ids], params, hints=hints)
+    hints, opened = Hints(_prediction(state, body), namespace), _thinks(state, token_ids)
+    grammars = _grammars(state, grammar_of(body), opened)
+    requests = state.repeated(body, [token_ids], params, grammars, hints=hints)
     options = {
-        **_splitting(state, token_ids),
+        **({} if opened is None else {"new_splitter": partial(Thinking, opened)}),
         "per_prompt": len(requests),
         "prediction_only": state.engine.config.method == "prediction",
     }
@@ -99,11 +101,22 @@ def _prediction(state: ServerState, body: ChatBody) -> tuple[int, ...]:
     return state.prompts.read_prediction(content)
 
 
-def _splitting(state: ServerState, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The splitter of each choice, by what the template writes and where the prompt ends."""
+def _thinks(state: ServerState, token_ids: Sequence[int]) -> bool | None:
+    """True if the prompt ends in a thought, False if one may come; None if the template has none."""
     template, engine = state.template, state.engine
     if template is None or Thinking.END not in template.source or engine.tokenizer is None:
-        return {}
-    tail = engine.tokenizer.decode(list(token_ids[-_TAIL:]))
-    opened = tail.rstrip().endswith(Thinking.START)
-    return {"new_splitter": partial(Thinking, opened)}
+        return None
+    tail = engine.tokenizer.decode(list(token_ids[-_TAIL:])).rstrip()
+    return None if tail.endswith(Thinking.END) else tail.endswith(Thinking.START)
+
+
+def _grammars(
+    state: ServerState, grammar: dict[str, Any] | None, opened: bool | None
+) -> Sequence[dict[str, Any]]:
+    """A grammar of an answer, which holds after its thought."""
+    if grammar is None or opened is None:
+        return () if grammar is None else (grammar,)
+    words = state.vocabulary
+    thought = "thought" if opened else f"({words.literal(Thinking.START)} thought)?"
+    rules = f"start: {thought} @answer\nthought: before /\\n{{0,3}}/\n{words.until(Thinking.END)}"
+    return ({"lark_grammar": rules}, {"name": "answer", **grammar})

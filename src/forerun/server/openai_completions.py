@@ -14,6 +14,7 @@ from forerun.core import Hints
 from forerun.engine.requests import TokenLogprob
 from forerun.server.answers import Answer, AnswerChoice, Piece
 from forerun.server.bodies import CompletionBody
+from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
 from forerun.server.openai_chat import Writer, finite
 from forerun.server.respond import AnswerResponse
@@ -47,9 +48,9 @@ def _make(
         params["logprobs"] = body.logprobs
     prompts = [state.prompts.read(prompt) for prompt in _prompts(body)]
     scored = body.logprobs if body.echo else None
-    requests = state.repeated(
-        body, prompts, params, hints=Hints(namespace=namespace), prompt_logprobs=scored
-    )
+    grammar, hints = grammar_of(body), Hints(namespace=namespace)
+    grammars = () if grammar is None else (grammar,)
+    requests = state.repeated(body, prompts, params, grammars, hints=hints, prompt_logprobs=scored)
     return requests, {"per_prompt": body.n or 1}
 
 

@@ -16,6 +16,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.prompts import PromptReader
 from forerun.engine.text import Decoder
 from forerun.server.bodies import SamplingBody, SpeculativeBody
+from forerun.server.constraints import GrammarMask, Vocabulary
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, Make
 from forerun.server.service import EngineRequest, EngineService
@@ -56,6 +57,10 @@ class ServerState:
     @cached_property
     def tokens(self) -> TokenNames:
         return TokenNames(self.engine.tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.engine)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
@@ -141,15 +146,28 @@ class ServerState:
         body: SamplingBody,
         prompts: Sequence[Sequence[int]],
         params: dict[str, Any],
+        grammars: Sequence[dict[str, Any]] = (),
         **more: Any,
     ) -> list[EngineRequest]:
-        """Requests for `n` answers to each prompt; the seed of answer i is seed + i."""
+        """Requests for `n` answers to each prompt; the seed of answer i is seed + i.
+
+        Raises:
+            ApiError: for grammars that are not valid, and speculation that is not served.
+        """
+        matcher = self.vocabulary.compiled(grammars) if grammars else None
+        if matcher is not None and body.ignore_eos:
+            message = "an answer by a grammar has an end; leave ignore_eos out."
+            raise ApiError(400, message, param="ignore_eos")
+
+        def mask(size: int) -> dict[str, Any]:
+            return {} if matcher is None else {"mask": GrammarMask(matcher, size)}
+
         seed, hints = params.get("seed"), more.pop("hints", Hints())
         speculative, hints = self.speculation(body, hints)
         count = body.n or 1
         seeds = [{} if seed is None else {"seed": seed + i} for i in range(count)]
         return [
-            EngineRequest(ids, params | own, speculative, hints, **more)
+            EngineRequest(ids, params | own | mask(len(ids)), speculative, hints, **more)
             for ids in prompts
             for own in seeds
         ]
