@@ -61,12 +61,13 @@ def byte_engine(
     tokenizer = byte_tokenizer(template)
     size = len(tokenizer)
     target = LayeredToyModel(size, max_context=context)
-    config: dict[str, Any] = {}
+    config, drafter = dict[str, Any](), None
     if case is not None:
+        drafter = case.drafter_for(target, ToyModel(size, noise=0.3, max_context=context))
         config = {"draft_sample_method": case.draft_sample_method, **case.config}
     return Engine(
         target,
-        case and case.drafter_for(target, ToyModel(size, noise=0.3, max_context=context)),
+        drafter,
         SpeculativeConfig(num_speculative_tokens=4, policy="fixed", **config),
         tokenizer=tokenizer,
         eos_token_ids=[tokenizer.eos_token_id],
