@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.groups import drafting, flatness, memory, plain, real_model, speculation
@@ -49,7 +50,10 @@ def report(setting: Setting, figures: Sequence[Figure], machine: Machine) -> dic
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
         "hardware": {**host(), "kernels": _native.kernels.level(), "threads": setting.threads},
-        "machine": machine.as_dict(),
+        "machine": {
+            "last_level_cache_bytes": machine.cache,
+            "bandwidth_gigabytes_per_second": median(machine.read() for _ in range(3)) / 1e9,
+        },
         "quick": setting.quick,
         "figures": [figure.as_dict() for figure in figures],
         "curves": setting.curves,

@@ -17,20 +17,9 @@ FEW = ("--rounds", "1", "--threads", "1", "--tokens", "1,4", "--contexts", "16")
 PLAN = ("--hardware", "h100", "-m", "llama-3.1-70b", "--draft-model", "llama-3.1-8b")
 COMMON = {
     *("schema_version", "versions", "hardware", "mode", "settings", "answers", "machine", "limits"),
-    *(
-        "reads_bytes_per_second",
-        "peaks_flops",
-        "free",
-        "draft_in_cache",
-        "prefill",
-        "costs",
-        "rows",
-    ),
+    *("peaks_flops", "free", "draft_seconds_in_round", "costs", "rows"),
 }
-MEASURED = {
-    *("caches", "last_level_cache_bytes", "stream_bytes", "multiply_adds_per_second"),
-    *("bandwidth_gigabytes_per_second", "best_bandwidth_gigabytes_per_second"),
-}
+MEASURED = {"last_level_cache_bytes"}
 PREDICTED = {"device", "weight_bytes", "fits", "free_tokens_of_all_requests"}
 
 
@@ -61,7 +50,7 @@ def test_object(cli: Cli) -> None:
     keys = [(row["role"], row["n"], row["context"]) for row in found["rows"]]
     assert keys == [("target", 1, 16), ("target", 4, 16), ("draft", 1, 16)]
     assert [row[:3] for row in found["costs"]["target"]] == [[1, 1, 16], [4, 1, 16]]
-    assert found["draft_in_cache"]["stays"]
+    assert found["draft_seconds_in_round"] > 0
 
 
 @needs_kernels
@@ -70,14 +59,9 @@ def test_words_and_tables(cli: Cli, tmp_path: Path) -> None:
     result = cli.run("roofline", "-m", cli.target, *FEW, "--plot", str(file))
     assert result.exit_code == 0, result.output
     words, _, tables = result.stdout.partition("\n\n")
-    for word in (
-        "FLOP a byte",
-        "Checking is as good as free",
-        "at a context of 16",
-        "last-level cache",
-    ):
+    for word in ("FLOP a byte", "Checking is as good as free", "at a context of 16"):
         assert word in words
-    for word in ("verify 4", "measured ms", "of reads", "working set"):
+    for word in ("verify 4", "measured ms", "of reads"):
         assert word in tables
     assert b"<svg" in file.read_bytes()
 

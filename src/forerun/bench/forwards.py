@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from time import perf_counter
 
 import torch
@@ -88,7 +87,6 @@ class Forwards:
             _native.kernels.fill_cache(self.cache.native, 0, context)  # type: ignore[attr-defined]
         else:
             prefill(model, self.cache, 0, _tokens(model, context))
-        self._repeats: dict[int, int] = {}
 
     def once(self, n: int) -> float:
         """Seconds of one forward of `n` tokens."""
@@ -99,13 +97,6 @@ class Forwards:
         seconds = perf_counter() - started
         self.cache.trim(0, self.context)
         return seconds
-
-    def sample(self, n: int) -> float:
-        """Seconds of a forward of `n` tokens: the median of several in a row, after a first one."""
-        first = self.once(n)
-        if n not in self._repeats:
-            self._repeats[n] = max(1, min(_MOST_REPEATS, int(SAMPLE_SECONDS / first)))
-        return statistics.median(self.once(n) for _ in range(self._repeats[n]))
 
     def pairs(self, n: int) -> list[tuple[float, float]]:
         """Seconds of forwards of one token and of `n`, several pairs in a row, after a first one."""

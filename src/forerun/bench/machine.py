@@ -14,14 +14,13 @@ from forerun.contracts import CausalLM
 from forerun.errors import ConfigError
 from forerun.models.cpu import set_num_threads, shared_pool
 from forerun.models.placement import DTYPES
-from forerun.models.processor_caches import data_caches, last_level_cache
+from forerun.models.processor_caches import last_level_cache
 
 TIMES_THE_CACHE = 4
 """A stream of this many times the last-level cache comes from memory."""
 # A measurement reads this much in all, in passes.
 _ENOUGH = 2**26
 _MOST_PASSES = 2000
-MEMORY = "memory"
 
 
 def use_threads(threads: int | None) -> int:
@@ -51,13 +50,9 @@ class Machine:
 
     Args:
         cache: bytes of the last-level cache.
-        bandwidths: bytes a second of each read of the whole stream.
-        rates: multiply-adds a second of each measurement, by precision.
     """
 
     cache: int = field(default_factory=lambda: last_level_cache())
-    bandwidths: list[float] = field(default_factory=list)
-    rates: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._pool = shared_pool()
@@ -70,9 +65,7 @@ class Machine:
 
     def read(self) -> float:
         """Bytes a second of one read of the whole stream."""
-        rate: float = self.stream_bytes / self._stream.read(self._pool, self.stream_bytes, 1)
-        self.bandwidths.append(rate)
-        return rate
+        return self.stream_bytes / float(self._stream.read(self._pool, self.stream_bytes, 1))
 
     def read_like(self, count: int) -> float:
         """Bytes per second of reading `count` bytes repeatedly: those that fit stay in the cache."""
@@ -83,33 +76,9 @@ class Machine:
         self._stream.read(self._pool, count, 1)
         return count / float(self._stream.read(self._pool, count, times))
 
-    def sources(self) -> dict[str, int]:
-        """Caches and memory, the nearest first, each with the largest working set that this machine's threads
-        hold there."""
-        levels = {f"L{c.level}": c.of_threads(int(self._pool.threads)) for c in data_caches()}
-        return {**levels, MEMORY: self.stream_bytes}
-
     def multiply(self, precision: str) -> float | None:
         """Multiply-adds a second of the precision's instruction; None if the processor lacks it."""
-        name = instruction(precision)
-        rate = float(_native.kernels.peak_rate(self._pool, name))
-        if rate:
-            self.rates.setdefault(name, []).append(rate)
-        return rate or None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Medians and the best, ready for JSON; bandwidths in GB/s."""
-        for _ in range(3 - len(self.bandwidths)):
-            self.read()
-        return {
-            "last_level_cache_bytes": self.cache,
-            "stream_bytes": self.stream_bytes,
-            "bandwidth_gigabytes_per_second": statistics.median(self.bandwidths) / 1e9,
-            "best_bandwidth_gigabytes_per_second": max(self.bandwidths) / 1e9,
-            "multiply_adds_per_second": {
-                name: statistics.median(rates) for name, rates in self.rates.items()
-            },
-        }
+        return float(_native.kernels.peak_rate(self._pool, instruction(precision))) or None
 
 
 @dataclass

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import torch
+
+from forerun import _native
 from forerun.bench.forwards import (
     Forwards,
     forward_bytes,
@@ -13,19 +17,53 @@ from forerun.bench.forwards import (
     prefill_seconds,
     traffic_of,
 )
-from forerun.bench.machine import Machine, instruction
-from forerun.bench.roofline.result import Forward, InCache, Prefill, Subject, Turn
+from forerun.bench.machine import Machine, use_threads
+from forerun.bench.roofline.request import RooflineRequest
+from forerun.bench.roofline.rows import DRAFT, TARGET, Forward, Roofline, Subject, Turn
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
+from forerun.costs.hardware import HARDWARE, Hardware
+from forerun.engine.load import ModelPair
+from forerun.engine.resolve import KNOWN_DRAFTS
+from forerun.errors import ConfigError
+from forerun.models import Checkpoint
+from forerun.models.memory import check_memory
 from forerun.models.running import PREFILL_CHUNK
 from forerun.progress import report
 
 _PREFILLS = 3
-# The forward of a round that checks a usual draft.
+# Tokens of the forward of a round that checks a usual draft.
 _CHECKED = 5
 
 LimitsNow = Callable[[CausalLM, float], Limits]
 """Function from a model and the bytes that a forward reads to the limits at this moment."""
+
+
+def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
+    """Target and draft of a request, ready to run; the known draft where none is named.
+
+    Raises:
+        ConfigError: on a CPU without the compiled kernels, which measure its limits.
+        ForerunError: for a model that cannot be read or run.
+    """
+    placement = request.place.placement
+    target = Checkpoint.open(request.model, request.place.revision)
+    pair = ModelPair(target, target.run_config(placement))
+    draft = request.draft_model or KNOWN_DRAFTS.get(request.model)
+    if draft is not None:
+        pair = pair.with_draft(
+            Checkpoint.open(draft), replace(placement, dtype=request.draft_dtype)
+        )
+    if pair.run.device.type == "cpu":
+        if not _native.AVAILABLE:
+            raise ConfigError(
+                f"forerun's CPU kernels are not available: {_native.REASON}. What they measure can also be "
+                "given: --bandwidth and --flops, or --hardware."
+            )
+        use_threads(request.place.threads)
+    capacity = min(max(request.contexts) + max(request.counts), target.summary.max_context)
+    check_memory(pair.needs(1, capacity), pair.run.device)
+    return target.load(pair.run), pair.load_draft() if pair.draft else None
 
 
 @dataclass(frozen=True)
@@ -53,6 +91,40 @@ class TimedModel:
         return [size for size in sorted(set(contexts)) if size + longest <= self.model.max_context]
 
 
+def measure(request: RooflineRequest, target: CausalLM, draft: CausalLM | None) -> Roofline:
+    """Rows of target and draft below the machine's limits.
+
+    Raises:
+        ConfigError: on a device whose limits are not known; for contexts that the target has no
+            room for.
+    """
+    timed = [TimedModel(TARGET, target, request.counts)]
+    timed += [] if draft is None else [TimedModel(DRAFT, draft, [1])]
+    fitting = timed[0].fitting(request.contexts)
+    if not fitting:
+        raise ConfigError(
+            f"{target.name} takes {target.max_context} tokens, fewer than any of the contexts with "
+            f"{max(request.counts)} more; give smaller --contexts or --tokens."
+        )
+    if target.device.type == "cpu":
+        machine = Machine()
+        # The kernels hold torch to one thread, which a model on torch should not be.
+        torch.set_num_threads(use_threads(None))
+        name, limits_now = "this machine", limits_of(machine)
+        facts: dict[str, Any] = {"last_level_cache_bytes": machine.cache}
+    else:
+        device = _device_of(target)
+        name, limits_now, facts = device.name, published(device), {"device": asdict(device)}
+    rows = time_forwards(timed, request.contexts, request.rounds, limits_now)
+    context = min((row.context for row in rows if row.role == DRAFT), default=None)
+    in_round = None
+    if draft is not None and context is not None:
+        in_round = draft_in_round(draft, target, request.rounds, context)
+    missing = [size for size in request.contexts if size not in fitting]
+    notes = [f"{target.name} has no room for a context of {size} tokens." for size in missing]
+    return Roofline("measured", name, rows, facts, in_round, notes)
+
+
 def limits_of(machine: Machine) -> LimitsNow:
     """Limits that are measured when they are asked for. Where the processor lacks the instruction, the
     peak is what a prefill of the model reaches."""
@@ -69,6 +141,35 @@ def limits_of(machine: Machine) -> LimitsNow:
         return Limits(machine.read_like(int(count)), 2 * (rate or reached[id(model)]))
 
     return now
+
+
+def published(device: Hardware) -> LimitsNow:
+    """Limits of a device as its maker publishes them."""
+    return lambda model, _: Limits(device.bandwidth, device.peak(model.precision))
+
+
+def _device_of(model: CausalLM) -> Hardware:
+    on_cuda = model.device.type == "cuda"
+    return hardware_called(
+        torch.cuda.get_device_name(model.device) if on_cuda else str(model.device)
+    )
+
+
+def hardware_called(name: str) -> Hardware:
+    """The device with a name reported by its driver, such as `NVIDIA H100 80GB HBM3`.
+
+    Raises:
+        ConfigError: for an unknown device.
+    """
+    words = "-".join(name.lower().replace("-", " ").split())
+    # Longest names first, because an L40S is no L4.
+    for known in sorted(HARDWARE, key=len, reverse=True):
+        if f"-{known}-" in f"-{words}-":
+            return HARDWARE[known]
+    raise ConfigError(
+        f"the limits of {name} are not known; give them with --bandwidth and --flops, "
+        "which measures nothing."
+    )
 
 
 def time_forwards(
@@ -90,15 +191,11 @@ def time_forwards(
             limits = limits_now(timed.model, forward_bytes(timed.model, 1, context))
             turns[index].append(_turn(timer, timed.tokens, limits))
     report("forwards", 1, 1)
-    peaks: dict[str, list[float]] = {}
-    for (timed, _, _), taken in zip(timers, turns, strict=True):
-        name = instruction(timed.model.precision)
-        peaks.setdefault(name, []).extend(turn.limits.peak for turn in taken)
     rows = []
     for (timed, context, _), taken in zip(timers, turns, strict=True):
         limits = Limits(
             statistics.median(turn.limits.bandwidth for turn in taken),
-            statistics.median(peaks[instruction(timed.model.precision)]),
+            statistics.median(turn.limits.peak for turn in taken),
         )
         rows += [timed.subject.row(n, context, limits, taken) for n in timed.tokens]
     return rows
@@ -107,66 +204,19 @@ def time_forwards(
 def _turn(timer: Forwards, tokens: Sequence[int], limits: Limits) -> Turn:
     pairs = {n: timer.pairs(n) for n in tokens if n > 1} or {1: timer.pairs(1)}
     seconds = {n: statistics.median(many for _, many in taken) for n, taken in pairs.items()}
-    seconds[1] = statistics.median(one for taken in pairs.values() for one, _ in taken)
-    ratios = {n: statistics.median(many / one for one, many in taken) for n, taken in pairs.items()}
+    seconds[1] = statistics.median(single for taken in pairs.values() for single, _ in taken)
+    ratios = {
+        n: statistics.median(many / single for single, many in taken) for n, taken in pairs.items()
+    }
     return Turn(seconds, ratios | {1: 1.0}, limits)
 
 
-def time_prefill(model: CausalLM, limits_now: LimitsNow) -> Prefill:
-    """A prefill of one chunk."""
-    tokens = min(PREFILL_CHUNK, model.max_context)
-    work = 2 * multiply_adds(model, tokens, 0, head=False)
-    read = forward_bytes(model, tokens, 0)
-    prefill_seconds(model, tokens)
-    times, shares = [], []
-    for _ in range(_PREFILLS):
-        peak = limits_now(model, read).peak
-        times.append(prefill_seconds(model, tokens))
-        shares.append(work / times[-1] / peak)
-    median = statistics.median(times)
-    share = statistics.median(shares)
-    return Prefill(tokens, median, tokens / median, work / read, work / median, share)
-
-
-def reads_by_source(machine: Machine, num_turns: int) -> dict[str, float]:
-    """Bytes a second from each cache and from memory: of a working set in the middle between what the
-    cache before holds and what this one does."""
-    found, below = {}, 0
-    for name, most in machine.sources().items():
-        size = int((below * most) ** 0.5) if below else most // 2
-        count = machine.stream_bytes if most == machine.stream_bytes else size
-        found[name] = statistics.median(machine.read_like(count) for _ in range(num_turns))
-        below = most
-    return found
-
-
-def measure_in_cache(
-    draft: CausalLM, target: CausalLM, machine: Machine, num_turns: int, context: int
-) -> InCache:
-    """A token of the draft after another one, after the target has run, and from memory."""
+def draft_in_round(draft: CausalLM, target: CausalLM, num_turns: int, context: int) -> float:
+    """Seconds of a token of the draft right after the target has run, the median."""
     ours, theirs = Forwards(draft, context, 1), Forwards(target, context, _CHECKED)
-    read = forward_bytes(draft, 1, context)
-    cached, behind, cold, near, far = [], [], [], [], []
-    for turn in range(num_turns + 1):
-        report("the draft in the cache", turn, num_turns + 1)
-        near.append(machine.read_like(int(read)))
-        cached.append(ours.sample(1))
-        theirs.once(_CHECKED)
-        behind.append(ours.once(1))
-        far.append(machine.read())
-        cold.append(ours.once(1))
-    report("the draft in the cache", 1, 1)
+    times = []
     # The first turn finds everything new.
-    near_rate, far_rate, warm, after, from_far = (
-        statistics.median(values[1:]) for values in (near, far, cached, behind, cold)
-    )
-    return InCache(
-        bytes=read,
-        cache_bytes=machine.cache,
-        stays=read <= machine.cache / 2,
-        cached_bandwidth=near_rate,
-        memory_bandwidth=far_rate,
-        cached_seconds=warm,
-        memory_seconds=from_far,
-        in_round_seconds=after,
-    )
+    for _ in range(num_turns + 1):
+        theirs.once(_CHECKED)
+        times.append(ours.once(1))
+    return statistics.median(times[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.bench.roofline.request import RooflineRequest
-from forerun.bench.roofline.result import DRAFT, FREE, TARGET, Roofline, Subject
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Roofline, Subject
 from forerun.costs.forwards import RooflineCosts
 from forerun.costs.rounds import RoundCosts
 from forerun.costs.shapes import ModelShape, find_shape, read_shape
@@ -45,8 +45,6 @@ def predict(request: RooflineRequest) -> Roofline:
         mode="predicted",
         hardware=target.hardware.name,
         rows=rows,
-        reads={"memory": limits.bandwidth},
-        peaks={row.precision: row.peak for row in rows},
         facts={
             "device": asdict(target.hardware),
             "weight_bytes": target.weight_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.roofline.result import DRAFT, FREE, TARGET, Forward, InCache, Roofline
+from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward, Roofline
 from forerun.costs.hardware import GB
 from forerun.files import size_text
 from forerun.report.chart import Dots, Roof
@@ -48,19 +48,14 @@ def _answers(roofline: Roofline) -> Iterator[str]:
         f"bounds it. A token {_takes(roofline)} {_time(first.time)}{_of_limits(first)}."
     )
     yield _free(roofline)
-    drafts = roofline.of(DRAFT)
-    if roofline.in_cache is not None:
-        yield _in_cache(roofline, roofline.in_cache)
-    elif drafts:
-        draft = next(iter(drafts.values()))[0]
-        yield (
-            f"A token of the draft {draft.model} {_takes(roofline)} {_time(draft.time)}, "
-            f"{_short(draft.time / first.time)} of a plain one."
+    for draft, *_ in list(roofline.of(DRAFT).values())[:1]:
+        in_round = roofline.draft_in_round
+        seconds, when = (
+            (draft.time, "") if in_round is None else (in_round, " right after the target has run")
         )
-    elif roofline.room is not None:
         yield (
-            f"A draft that reads up to {size_text(roofline.room)} a token stays in the last-level cache "
-            "while the target's weights pass through it."
+            f"A token of the draft {draft.model} {_takes(roofline)} {_time(seconds)}{when}, "
+            f"{_short(seconds / first.time)} of a plain one."
         )
 
 
@@ -103,25 +98,6 @@ def _up_to(tokens: int) -> str:
     return "for no second token" if tokens == 1 else f"up to {tokens} tokens"
 
 
-def _in_cache(roofline: Roofline, cache: InCache) -> str:
-    name = next(iter(roofline.of(DRAFT).values()))[0].model
-    plain = roofline.rows[0].time
-    if cache.stays:
-        fits = "fits into half of the last-level cache and stays there while the target runs"
-    elif cache.bytes <= cache.cache_bytes:
-        fits = "fits into the last-level cache, but not beside what the target reads"
-    else:
-        fits = "does not fit into the last-level cache"
-    return (
-        f"The draft {name} reads {size_text(cache.bytes)} a token and {fits} "
-        f"({size_text(cache.cache_bytes)}). "
-        f"Its token takes {_time(cache.cached_seconds)} from there ({_rate(cache.cached_bandwidth)}), "
-        f"{_time(cache.memory_seconds)} from memory ({_rate(cache.memory_bandwidth)}) and "
-        f"{_time(cache.in_round_seconds)} right after the target has run: "
-        f"{_short(cache.in_round_seconds / plain)} of a plain token."
-    )
-
-
 def _tables(roofline: Roofline) -> Iterator[Table]:
     columns: dict[str, Callable[[Mapping[str, Any]], Cell | str]] = {
         "forward": lambda row: _forward(row["role"], row["n"]),
@@ -147,18 +123,6 @@ def _tables(roofline: Roofline) -> Iterator[Table]:
     for context in free:
         rows = [asdict(row) for row in roofline.rows if row.context == context]
         yield long_table(f"Forwards at a context of {context}", columns, rows, ("role",))
-    if "caches" in roofline.facts:
-        yield _reads_table(roofline)
-
-
-def _reads_table(roofline: Roofline) -> Table:
-    caches: dict[str, int] = roofline.facts["caches"]
-    rates = ", ".join(f"{name} {peak / GB:.0f}" for name, peak in roofline.peaks.items())
-    rows = [
-        (name, size_text(caches[name]), f"{rate / GB:.1f}") for name, rate in roofline.reads.items()
-    ]
-    title = f"Reads of this machine; arithmetic in GFLOP/s: {rates}"
-    return Table.of(title, ("from", "working set up to", "GB/s"), rows)
 
 
 def roof(roofline: Roofline) -> Roof:
@@ -173,25 +137,14 @@ def roof(roofline: Roofline) -> Roof:
         f"verify n tokens, more than {FREE:g} x": [row for row in targets if row.n > free],
         "draft": [row for row in rows if row.role == DRAFT],
     }
-    shown = {name: _dots(roofline, found) for name, found in dots.items()}
-    if roofline.prefill is not None:
-        prefill = roofline.prefill
-        label = f"prefill {prefill.tokens}"
-        shown[label] = Dots([prefill.intensity], [prefill.flops_per_second], [""])
     first = roofline.rows[0]
     return Roof(
         title=f"{first.model} ({first.precision}) on {roofline.hardware}",
-        slopes=dict(reversed(list(roofline.reads.items()))),
-        ceilings={_used_by(roofline, name): peak for name, peak in roofline.peaks.items()},
+        slopes={"memory": roofline.limits.bandwidth},
+        ceilings=roofline.peaks,
         ridge=(roofline.limits.ridge_point, roofline.limits.peak),
-        dots=shown,
+        dots={name: _dots(roofline, forwards) for name, forwards in dots.items()},
     )
-
-
-def _used_by(roofline: Roofline, name: str) -> str:
-    """A ceiling, and whose it is where there are two."""
-    roles = {row.role for row in roofline.rows if row.peak == roofline.peaks[name]}
-    return name if len(roofline.peaks) == 1 else f"{name} ({' and '.join(sorted(roles))})"
 
 
 def _dots(roofline: Roofline, rows: Sequence[Forward]) -> Dots:

@@ -21,10 +21,9 @@ _Context = Annotated[int, Field(ge=0, le=1 << 17)]
 class RooflineRequest:
     """Bounds of a model's forwards here: memory or arithmetic, and from how many tokens on.
 
-    Measures the machine's reads by working set and its multiply-adds, and forwards of 1 to 64 tokens,
-    in turns: how many tokens are checked for the time of one, and what a draft costs from the cache and
-    from memory. With --hardware, or --bandwidth and --flops, nothing is run: the forwards follow from
-    published limits and the model's config.
+    Measures the machine's reads and multiply-adds, and forwards of 1 to 64 tokens, in turns: how many
+    tokens are checked for the time of one, and what a draft costs. With --hardware, or --bandwidth and
+    --flops, nothing is run: the forwards follow from published limits and the model's config.
 
     A model is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; with --hardware also a
     config.json, a known model such as llama-3.1-70b, or a count such as 70B.
@@ -78,7 +77,7 @@ def run(request: RooflineRequest) -> Result:
         from forerun.bench.roofline.predicted import predict
 
         return report_of(predict(request))
-    from forerun.bench.roofline.local import Models, measure
+    from forerun.bench.roofline.measured import load_models, measure
 
-    models = Models.load(request)
-    return report_of(measure(request, models), models.target.device)
+    target, draft = load_models(request)
+    return report_of(measure(request, target, draft), target.device)

@@ -1,10 +1,10 @@
-"""Result of `forerun roofline`, measured or predicted."""
+"""Forwards below the limits of a machine, measured or predicted."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.costs.forwards import Limits, Traffic
@@ -29,7 +29,7 @@ class Forward:
         bandwidth, peak: of the roof above it, in bytes and FLOP a second.
         bound: memory or arithmetic: what takes longer.
         predicted_seconds, predicted_ratio: by the roofline: the time, and that over one token's.
-        seconds, best_seconds: measured: the median over turns, and the best; None if nothing was run.
+        seconds: measured: the median over turns; None if nothing was run.
         ratio: the median over turns of the time over that of one token just before.
         share_of_bandwidth: of the rate at which the same turn read as many bytes; the median.
         share_of_peak: of the multiply-adds of the same turn; the median.
@@ -49,24 +49,18 @@ class Forward:
     predicted_seconds: float
     predicted_ratio: float
     seconds: float | None = None
-    best_seconds: float | None = None
     ratio: float | None = None
     share_of_bandwidth: float | None = None
     share_of_peak: float | None = None
 
     @property
-    def limits(self) -> Limits:
-        """The roof above it."""
-        return Limits(self.bandwidth, self.peak)
-
-    @property
     def time(self) -> float:
-        """Measured, or else predicted."""
+        """Seconds, measured or else predicted."""
         return self.predicted_seconds if self.seconds is None else self.seconds
 
     @property
     def rise(self) -> float:
-        """The time over that of one token, measured or else predicted."""
+        """Time over that of one token, measured or else predicted."""
         return self.predicted_ratio if self.ratio is None else self.ratio
 
 
@@ -104,7 +98,14 @@ class Subject:
         read, flops = float(total.bytes_moved), float(total.flops)
         predicted = self.overhead + float(limits.seconds(*work))
         alone = self.overhead + float(limits.seconds(*self.traffic.alone(1, context)))
-        times = [turn.seconds[n] for turn in turns]
+        measured = {
+            "seconds": [turn.seconds[n] for turn in turns],
+            "ratio": [turn.ratios[n] for turn in turns],
+            "share_of_bandwidth": [
+                read / turn.seconds[n] / turn.limits.bandwidth for turn in turns
+            ],
+            "share_of_peak": [flops / turn.seconds[n] / turn.limits.peak for turn in turns],
+        }
         return Forward(
             role=self.role,
             model=self.name,
@@ -119,13 +120,7 @@ class Subject:
             bound="memory" if flops / read < limits.ridge_point else "arithmetic",
             predicted_seconds=predicted,
             predicted_ratio=predicted / alone,
-            seconds=statistics.median(times) if times else None,
-            best_seconds=min(times, default=None),
-            ratio=_median([turn.ratios[n] for turn in turns]),
-            share_of_bandwidth=_median(
-                [read / turn.seconds[n] / turn.limits.bandwidth for turn in turns]
-            ),
-            share_of_peak=_median([flops / turn.seconds[n] / turn.limits.peak for turn in turns]),
+            **{name: statistics.median(values) for name, values in measured.items() if turns},
         )
 
 
@@ -144,86 +139,42 @@ def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
     return most
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-@dataclass(frozen=True)
-class InCache:
-    """Times of a draft's token from the last-level cache and from memory.
-
-    Args:
-        bytes: that a token of the draft reads.
-        cache_bytes: of the last-level cache.
-        stays: whether it fits into half of the cache, which the target's weights stream through.
-        cached_bandwidth, memory_bandwidth: bytes a second of reading as much repeatedly, and of
-            reading what is in no cache.
-        cached_seconds, memory_seconds: measured: of a token right after another one, and after
-            four times the cache has been read.
-        in_round_seconds: of the first token after the target has run.
-    """
-
-    bytes: float
-    cache_bytes: int
-    stays: bool
-    cached_bandwidth: float
-    memory_bandwidth: float
-    cached_seconds: float
-    memory_seconds: float
-    in_round_seconds: float
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """The keys and values of a prompt, without logits."""
-
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    intensity: float
-    flops_per_second: float
-    share_of_peak: float
-
-
 @dataclass(frozen=True)
 class Roofline:
-    """Forwards and the roof above them.
+    """Forwards and the limits above them.
 
     Args:
         mode: measured or predicted.
-        hardware: its name.
+        hardware: name of the machine.
         rows: of the target, then of the draft, by context and tokens.
-        reads: bytes a second by what holds the working set, the nearest first.
-        peaks: FLOP a second by precision.
-        facts: what else goes into `--json`.
-        prefill, in_cache: measured alone.
-        room: bytes that a draft may have to stay in the cache; None if unknown.
+        facts: what else applies to all rows, ready for JSON.
+        draft_in_round: measured seconds of a token of the draft right after the target has run.
         notes: sentences for people.
     """
 
     mode: str
     hardware: str
     rows: Sequence[Forward]
-    reads: Mapping[str, float]
-    peaks: Mapping[str, float]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    prefill: Prefill | None = None
-    in_cache: InCache | None = None
-    room: float | None = None
+    draft_in_round: float | None = None
     notes: Sequence[str] = ()
 
     @property
     def limits(self) -> Limits:
         """Limits of the target's forwards."""
-        return self.rows[0].limits
+        return Limits(self.rows[0].bandwidth, self.rows[0].peak)
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """FLOP a second by precision, the target's first."""
+        return {row.precision: row.peak for row in reversed(self.rows)}
 
     def of(self, role: str) -> dict[int, list[Forward]]:
-        """The rows of target or draft by context."""
-        found: dict[int, list[Forward]] = {}
-        for row in self.rows:
-            if row.role == role:
-                found.setdefault(row.context, []).append(row)
-        return found
+        """Rows of target or draft by context."""
+        rows = [row for row in self.rows if row.role == role]
+        return {
+            at: [row for row in rows if row.context == at] for at in {r.context: 0 for r in rows}
+        }
 
     @property
     def free(self) -> list[dict[str, int]]:
@@ -239,10 +190,10 @@ class Roofline:
 
     def costs(self, role: str) -> CostTable | None:
         """Seconds of forwards, measured or else predicted; None without rows."""
-        found = [
+        seconds = [
             (row.n, 1, row.context, self.seconds(row)) for row in self.rows if row.role == role
         ]
-        return CostTable.from_rows(found) if found else None
+        return CostTable.from_rows(seconds) if seconds else None
 
     def seconds(self, row: Forward) -> float:
         """Seconds of a forward: those of one token times the ratio, which was measured in pairs."""
@@ -258,11 +209,9 @@ class Roofline:
                 "peak_flops": self.limits.peak,
                 "ridge_point": self.limits.ridge_point,
             },
-            "reads_bytes_per_second": dict(self.reads),
-            "peaks_flops": dict(self.peaks),
+            "peaks_flops": self.peaks,
             **self.facts,
             "free": self.free,
-            "draft_in_cache": None if self.in_cache is None else asdict(self.in_cache),
-            "prefill": None if self.prefill is None else asdict(self.prefill),
+            "draft_seconds_in_round": self.draft_in_round,
             "costs": {role: table and table.rows for role, table in tables.items()},
         }
