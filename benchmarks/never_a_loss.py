@@ -8,8 +8,9 @@ keep the prompts' caches, and all have run the work once before, when policy aut
 is plain seconds over speculative ones: 1 is no loss.
 
 The first pass is cold: it runs in an empty home folder, with a policy that has forgotten the cells before.
-Of the later passes the seconds of a batch are their median, so that a pause of the machine meets one batch
-and not the cell; the range is that of whole passes. The best fixed setting is plain decoding or the fixed
+Of the later passes a batch is compared with plain decoding of the same pass, moments before or after, and
+counts by the median of these ratios, so that a pause of the machine meets one batch and not the cell; the
+range is that of whole passes. The best fixed setting is plain decoding or the fixed
 length with the largest ratio in the later passes, the share auto's ratio over it. The control is one plain
 engine beside the other: what noise makes of no difference.
 """
@@ -105,7 +106,7 @@ class Ratio:
 
     Args:
         first: of the first pass, in which policy auto begins to learn.
-        ratio: from the median seconds of each batch in the later passes.
+        ratio: of the later passes, from each batch's median.
         least, most: of single later passes over all batches.
         control: one plain engine's seconds over the other's, from the medians.
         fixed: by fixed length, from the medians.
@@ -166,15 +167,24 @@ def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
 
 def ratio_of(times: Sequence[Sequence[Sequence[float]]]) -> Ratio:
     """The ratios of a cell from the seconds of each engine in each pass on each batch."""
-    first, second, drafting, *fixed = (
-        sum(statistics.median(runs) for runs in zip(*of[1:], strict=True)) for of in times
-    )
-    plain = (first + second) / 2
+    plain = [
+        [(one + other) / 2 for one, other in zip(*runs, strict=True)]
+        for runs in zip(times[0][1:], times[1][1:], strict=True)
+    ]
+    first, second, drafting, *fixed = (_over_plain(of[1:], plain) for of in times)
     cold, *whole = [
         (sum(one) + sum(other)) / 2 / sum(own) for one, other, own in zip(*times[:3], strict=True)
     ]
-    lengths = {length: plain / own for length, own in zip(LENGTHS, fixed, strict=True)}
-    return Ratio(cold, plain / drafting, min(whole), max(whole), first / second, lengths)
+    lengths = {length: 1.0 / own for length, own in zip(LENGTHS, fixed, strict=True)}
+    return Ratio(cold, 1.0 / drafting, min(whole), max(whole), first / second, lengths)
+
+
+def _over_plain(own: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]) -> float:
+    """An engine's seconds over plain ones of the same passes: each batch's median, weighted by its time."""
+    weights = [statistics.median(runs) for runs in zip(*plain, strict=True)]
+    shares = [[o / p for o, p in zip(*runs, strict=True)] for runs in zip(own, plain, strict=True)]
+    medians = [statistics.median(runs) for runs in zip(*shares, strict=True)]
+    return sum(w * m for w, m in zip(weights, medians, strict=True)) / sum(weights)
 
 
 def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:

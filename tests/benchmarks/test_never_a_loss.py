@@ -42,6 +42,12 @@ def test_the_first_pass_stands_apart() -> None:
     assert (ratio.best_length, ratio.best_fixed, ratio.share) == (1, 2.0, 1.0)
 
 
+def test_a_pass_is_compared_with_plain_decoding_of_that_pass() -> None:
+    """The machine becomes slower; only in the second of three passes is auto faster than plain."""
+    plain, auto = [[1.0], [1.0], [2.0], [4.0]], [[1.0], [1.0], [1.0], [4.0]]
+    assert ratio_of([plain, plain, auto, *[plain] * len(LENGTHS)]).ratio == 1.0
+
+
 def test_plain_decoding_is_a_fixed_setting() -> None:
     ratio = Ratio(0.9, 0.97, 0.9, 1.0, 1.0, {1: 0.8, 2: 1.0})
     assert (ratio.best_length, ratio.best_fixed, ratio.share) == (0, 1.0, 0.97)
