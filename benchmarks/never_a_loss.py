@@ -184,7 +184,7 @@ def _over_plain(own: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]
     weights = [statistics.median(runs) for runs in zip(*plain, strict=True)]
     shares = [[o / p for o, p in zip(*runs, strict=True)] for runs in zip(own, plain, strict=True)]
     medians = [statistics.median(runs) for runs in zip(*shares, strict=True)]
-    return sum(w * m for w, m in zip(weights, medians, strict=True)) / sum(weights)
+    return float(sum(w * m for w, m in zip(weights, medians, strict=True)) / sum(weights))
 
 
 def _seconds(engine: Engine, cell: Cell, batch: list[list[int]]) -> float:
