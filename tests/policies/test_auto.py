@@ -113,6 +113,19 @@ def test_it_comes_near_the_best_length(slope: float, token_seconds: float, rate:
     assert sum(shares) / len(shares) >= 0.94
 
 
+@pytest.mark.parametrize(("entry", "slope", "rate"), [(0.3, 0.05, 0.7), (0.3, 0.2, 0.85)])
+def test_what_any_draft_costs_is_not_taken_for_the_cost_of_a_token(
+    entry: float, slope: float, rate: float
+) -> None:
+    """Otherwise long drafts would seem dear, and short ones cheap."""
+    drafter = SimulatedDrafter(rate=lambda _: rate, token_seconds=0.05, fixed_seconds=0.2)
+    forward = lambda tokens: 1.0 + slope * (tokens - 1) + (entry if tokens > 1 else 0.0)  # noqa: E731
+    made = policy(World(drafter, rising(slope)))
+    seconds = World(drafter, forward, noise=0.08).run(made, [128] * 10)
+    best = min(World(drafter, forward).run(FixedPolicy(n), [128] * 10) for n in (1, 2, 4, 8))
+    assert best / seconds > 0.9
+
+
 @pytest.mark.parametrize("rate", [0.6, 1.0])
 def test_who_knows_that_it_reads_too_much_is_not_tried(rate: float) -> None:
     """Below the context at which it pays, whatever would be accepted; without that knowledge it is."""

@@ -19,9 +19,12 @@ ASSUMED = CostTable.from_rows(
 # Steps with which a plain round corrects the cost at its batch size and the machine's speed. MOST limits the
 # factor of one round.
 LEVEL_STEP, SPEED_STEP, MOST = 0.15, 0.1, 1.25
-# Rounds differ from the table in the factor of its rise. Here are the factor's standard deviation, for a
-# measured and for an assumed table, its growth per round (DRIFT), and that of one round's time (NOISE).
-MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT, NOISE = 0.5, 3.0, 0.03, 0.15
+# Rounds with drafts differ from the table by an entry that each of them costs, in plain rounds (a draft
+# displaces the target's weights from the processor's caches), and in the factor of its rise. Here are the
+# standard deviations of both, for a measured and for an assumed table, their growth per round (DRIFT), and
+# that of one round's time (NOISE).
+MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT = (0.06, 0.5), (0.06, 3.0), (0.005, 0.03)
+NOISE = 0.15
 # LEAST: share of a plain round that a token of each request adds at least by the table. FLATTEST: the least
 # factor of the rise. SURPRISING: deviations are cut at so many standard deviations. REHEARSED: rounds that a
 # rehearsed one counts as.
@@ -95,13 +98,16 @@ class Curve:
     """Seconds of a round without its draft, at one batch size, by the number of drafted tokens in it.
 
     The table gives the shape of its rise. Observed rounds correct the factor of the rise, which long
-    texts or verification may change, by a Kalman filter.
+    texts or verification may change, and the entry, by a Kalman filter.
 
     Args:
         table: times of forwards.
         batch_size: number of requests.
         most: most drafted tokens per request.
         slope: factor of the rise.
+
+    Attributes:
+        entry: seconds of any draft, in the table's seconds.
     """
 
     def __init__(self, table: CostTable, batch_size: int, most: int, slope: float = 1.0) -> None:
@@ -118,8 +124,10 @@ class Curve:
         # For each point, the least rise of any later token.
         steps = [later - sooner for sooner, later in pairwise(self.rises)]
         self.floors = [*accumulate(reversed([*steps, steps[-1]]), min)][::-1]
-        self._most = (ASSUMED_SPREAD if table is ASSUMED else MEASURED_SPREAD) ** 2
-        self._variance = self._most
+        self.entry = 0.0
+        # Variances of entry and slope, and their covariance.
+        self._most = [x**2 for x in (ASSUMED_SPREAD if table is ASSUMED else MEASURED_SPREAD)]
+        self._variances, self._covariance = self._most, 0.0
 
     @property
     def last_slope(self) -> float:
@@ -133,17 +141,24 @@ class Curve:
 
     def added(self, extra: float) -> float:
         """Seconds that `extra` drafted tokens add."""
-        return self.slope * self.rise(extra)
+        return min(extra, 1.0) * self.entry + self.slope * self.rise(extra)
 
     def correct(self, extra: float, seconds: float, rounds: int = 1) -> None:
         """Learn from rounds with `extra` drafted tokens of `seconds` each, in the table's seconds."""
-        rise, expected = self.rise(extra) / self.plain, self.at(extra) / self.plain
-        variance = min(self._variance + rounds * DRIFT**2, self._most)
-        whole = variance * rise**2 + (NOISE * expected) ** 2 / rounds
+        drafts, rise = min(extra, 1.0), self.rise(extra) / self.plain
+        expected, both = self.at(extra) / self.plain, self._covariance
+        entry, slope = (
+            min(variance + rounds * drift**2, most)
+            for variance, drift, most in zip(self._variances, DRIFT, self._most, strict=True)
+        )
+        of_entry, of_slope = entry * drafts + both * rise, both * drafts + slope * rise
+        whole = of_entry * drafts + of_slope * rise + (NOISE * expected) ** 2 / rounds
         most = SURPRISING * math.sqrt(whole)
         error = min(max(seconds / self.plain - expected, -most), most)
-        self.slope = max(self.slope + variance * rise * error / whole, FLATTEST)
-        self._variance = variance - (variance * rise) ** 2 / whole
+        self.entry = max(self.entry + self.plain * of_entry * error / whole, 0.0)
+        self.slope = max(self.slope + of_slope * error / whole, FLATTEST)
+        self._variances = [entry - of_entry**2 / whole, slope - of_slope**2 / whole]
+        self._covariance = both - of_entry * of_slope / whole
 
     def rise(self, extra: float) -> float:
         """Seconds that drafted tokens add by the table; beyond its last point as between the last two."""

@@ -68,7 +68,7 @@ def best_lengths(
     entries = [(-offer.survival[0], index) for index, offer in enumerate(offers) if offer.survival]
     heapify(entries)
     rises, last, size = curve.rises, len(curve.rises) - 1, curve.batch_size
-    plain, price = speed * curve.plain, speed * curve.slope
+    plain, price, entry = speed * curve.plain, speed * curve.slope, speed * curve.entry
     narrowest = min(offer.member.width for offer in offers)
     levels, order = [0] * len(offers), list[int]()
     depths: dict[Member, int] = {}
@@ -91,7 +91,7 @@ def best_lengths(
             drafting += offer.times.per_token if level else offer.times.first
         spot = int(extra + 0.5)
         rise = rises[spot] if spot < last else curve.rise(extra)
-        seconds = drafting + price * rise
+        seconds = drafting + price * rise + min(extra, 1.0) * entry
         if seconds > most_seconds:
             break
         if size + tokens > rate * (plain + seconds):
