@@ -95,7 +95,7 @@ def _hats(nodes: int, knots: list[int]) -> list[float]:
 def _median_round(study: Study, engine: Engine) -> float:
     """Seconds from the end of a round to the end of the next, over full drafts."""
     ends: list[tuple[int, float]] = []
-    engine.watch_rounds(lambda _, draft, __: ends.append((len(draft), perf_counter())))
+    engine.watch_rounds(lambda done: ends.append((len(done.drafts[0]), perf_counter())))
     study.run(engine, study.questions[:1], 0.0)
     largest = max(nodes for nodes, _ in ends)
     spans = [b[1] - a[1] for a, b in itertools.pairwise(ends) if b[0] == largest]

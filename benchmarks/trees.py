@@ -119,7 +119,7 @@ def run(study: Study, temperature: float, nodes: int, depth: int, costs: TreeCos
     probe = best_shape(TYPICAL_ACCEPTANCE, PROBE_NODES, depth).shape
     engine = study.engine(tree=probe, num_speculative_tokens=depth)
     counts = AcceptanceCounts(depth, RANKS)
-    engine.watch_rounds(lambda _, draft, verdict: counts.observe(draft, verdict))
+    engine.watch_rounds(lambda done: counts.observe(done.drafts[0], done.verdicts[0]))
     study.run(engine, measured_on, temperature)
     table = counts.table()
     searched = best_shape(table, nodes, depth).shape

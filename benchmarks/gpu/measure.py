@@ -183,7 +183,7 @@ class Bench:
         engine = Engine(target, drafter, config, max_context=context, prefix_reuse=False)
         rounds: list[TimedRound] = []
         self._generate(engine, subject.prompts[0], method)
-        engine.watch_times(rounds.append)
+        engine.watch_rounds(rounds.append)
         return engine, rounds
 
     def _generate(

@@ -54,7 +54,7 @@ class Workbench:
             self.drafter = cast(Drafter, self._steered)
             self.engine = _like(engine, self.drafter, policy)
         self._rounds: deque[TimedRound] = deque(maxlen=1)
-        self.engine.watch_times(self._rounds.append)
+        self.engine.watch_rounds(self._rounds.append)
         self.plain = _like(engine)
 
     def warm_up(self, prompt: EncodedPrompt, params: SamplingParams) -> None:

@@ -139,12 +139,12 @@ def test_a_cold_pair_that_is_measured_again_is_cold_again(monkeypatch: pytest.Mo
 
 def test_fixed_lengths_are_warmed_up_as_they_are() -> None:
     contestant, lengths = drafting(), list[int]()
-    contestant.engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    contestant.engine.watch_rounds(lambda done: lengths.extend(map(len, done.drafts)))
     contestant.warm_up(PROMPTS[:1], PARAMS)
     assert max(lengths) == contestant.setting.config.num_speculative_tokens == 3
     lengths.clear()
     other, _ = learning(cold=False)
-    other.engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    other.engine.watch_rounds(lambda done: lengths.extend(map(len, done.drafts)))
     other.warm_up(PROMPTS[:1], PARAMS)
     assert max(lengths) == USUAL_LENGTH, "not as its policy plans, which is not asked"
 

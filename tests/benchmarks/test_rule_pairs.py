@@ -51,7 +51,7 @@ def test_both_rules_are_asked_about_the_same_draft() -> None:
     seen: list[Draft] = []
     pairs = RulePairs()
     draft_engine.rules["traversal"] = pairs
-    draft_engine.watch_rounds(lambda _, draft, __: seen.append(draft))
+    draft_engine.watch_rounds(lambda done: seen.extend(done.drafts))
     draft_engine.generate([[1, 2, 3]], SamplingParams(max_tokens=40))
     assert len(pairs._differences) == sum(len(draft) > 0 for draft in seen)
     draft = next(draft for draft in seen if len(draft) == 7)

@@ -123,7 +123,7 @@ def test_drafts_are_as_long_as_there_are_heads(tmp_path: Path) -> None:
     drafter = MedusaDrafter(MedusaHead.open(on, files), on.vocab_size, 1, on.max_context)
     lengths: list[int] = []
     engine = Engine(on, drafter, SpeculativeConfig(num_speculative_tokens=9, policy="fixed"))
-    engine.watch_rounds(lambda _, draft, __: lengths.append(len(draft)))
+    engine.watch_rounds(lambda done: lengths.extend(map(len, done.drafts)))
     engine.generate([PROMPTS[0]], GREEDY)
     assert max(lengths) == 2
 
@@ -141,7 +141,7 @@ def test_drawn_trees_have_the_best_shape_for_the_measured_acceptance(tmp_path: P
         max_batch_size=1,
     )
     drafts: list[Draft] = []
-    engine.watch_rounds(lambda _, draft, __: drafts.append(draft))
+    engine.watch_rounds(lambda done: drafts.extend(done.drafts))
     engine.generate([PROMPTS[0]], SamplingParams(max_tokens=12))
     # Nothing below the second level, where hardly anything is accepted.
     assert drafts[0].tree.parents == best_shape(table, 5, 3).shape.parents == (-1, -1, -1, 0, 1)

@@ -120,7 +120,7 @@ def test_chains_in_one_call_are_those_grown_step_by_step(params: SamplingParams)
         assert drafter._drafts_chains
         drafter._drafts_chains = one_call
         found.append([])
-        engine.watch_rounds(lambda _, draft, __: found[-1].append(draft.token_ids))
+        engine.watch_rounds(lambda done: found[-1].extend(d.token_ids for d in done.drafts))
         engine.generate(TEXTS, params)
     assert found[0] == found[1]
     assert any(map(len, found[0]))

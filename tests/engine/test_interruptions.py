@@ -61,11 +61,6 @@ def check(one: Engine, results: list[Completion], expected: list[Completion]) ->
         assert result.finish_reason == wanted.finish_reason
         assert len(result.origins) == len(result.token_ids)
         assert result.logprobs is None or len(result.logprobs) == len(result.token_ids)
-        end = 0
-        for record in result.rounds:
-            assert record.start >= end, "a round is told twice"
-            end = record.start + record.num_emitted
-        assert end <= len(result.token_ids)
     assert not one.has_work
     assert one._scheduler.rows == [None, None]
 
@@ -120,7 +115,7 @@ def test_generate_that_is_interrupted_frees_its_rows(start: int) -> None:
         line += 3 * 53
 
 
-def test_a_round_hook_that_raises_leaves_the_round_undone() -> None:
+def test_a_round_hook_that_raises_costs_no_token() -> None:
     one = engine(rows=1)
     calls = iter(range(1000))
 

@@ -8,7 +8,7 @@ import pytest
 
 import forerun
 from forerun.contracts import Drafter
-from forerun.core import Exactness, View
+from forerun.core import Draft, Exactness, View
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -80,8 +80,8 @@ def test_speculation_changes_nothing(name: str, precision: str, drafter: str, ro
 )
 def test_trees_change_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
     engine = make(name, precision, drafter, rows, tree="auto")
-    drafts = []
-    engine.watch_rounds(lambda _, draft, __: drafts.append(draft))
+    drafts: list[Draft] = []
+    engine.watch_rounds(lambda done: drafts.extend(done.drafts))
     for params in SAMPLERS.values():
         for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
             assert list(completion.token_ids) == plain(engine, prompt, params)

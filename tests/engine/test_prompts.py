@@ -31,10 +31,6 @@ def engine(**options: Any) -> Engine:
     return Engine(model, tokenizer=TOKENIZER, **options)
 
 
-def encoded(*texts: str, **options: Any) -> Any:
-    return TOKENIZER(list(texts), padding=True, **options)
-
-
 SINGLE = {
     "text": TEXT,
     "ids": IDS,
@@ -42,11 +38,6 @@ SINGLE = {
     "iterator": iter(IDS),
     "array": np.array(IDS),
     "tensor": torch.tensor(IDS),
-    "encoding": TOKENIZER(TEXT),
-    "encoding of one row": encoded(TEXT),
-    "tensors": encoded(TEXT, return_tensors="pt"),
-    "mapping": {"input_ids": IDS},
-    "padded": {"input_ids": [0, 0, *IDS, 0], "attention_mask": [0, 0, *[1] * len(IDS), 0]},
 }
 
 
@@ -61,10 +52,7 @@ SEVERAL = {
     "texts": [TEXT, "the quick brown fox"],
     "lists of ids": [IDS, OTHER],
     "iterator": iter([TEXT, OTHER]),
-    "encoding": encoded(TEXT, "the quick brown fox", padding_side="left"),
-    "right padding": encoded(TEXT, "the quick brown fox", padding_side="right"),
-    "tensors": encoded(TEXT, "the quick brown fox", return_tensors="pt"),
-    "encodings": [TOKENIZER(TEXT), TOKENIZER("the quick brown fox")],
+    "a tokenizer's ids": TOKENIZER([TEXT, "the quick brown fox"])["input_ids"],
     "all kinds": [TEXT, torch.tensor(OTHER)],
 }
 
@@ -76,7 +64,7 @@ def test_several_prompts_give_a_list(prompts: Any) -> None:
 
 
 def test_a_list_stays_a_list() -> None:
-    for prompts in ([TEXT], [IDS], torch.tensor([IDS]), [TOKENIZER(TEXT)], [ASKED]):
+    for prompts in ([TEXT], [IDS], torch.tensor([IDS]), [ASKED]):
         completions: Any = engine().generate(prompts, ONE)
         assert isinstance(completions, list)
         assert len(completions) == 1
@@ -235,12 +223,8 @@ def test_defaults_are_checked() -> None:
 
 BAD = {
     "a message": {"role": "user", "content": "Hi"},
-    "no ids": {"ids": [1]},
-    "other inputs": {"input_ids": [1], "pixel_values": [0.5]},
-    "a short mask": {"input_ids": [1, 2], "attention_mask": [1]},
-    "a mask of no numbers": {"input_ids": [1, 2], "attention_mask": 7},
-    "ids of no numbers": {"input_ids": "ab"},
-    "nothing but padding": {"input_ids": [1, 2], "attention_mask": [0, 0]},
+    "a tokenizer's output": TOKENIZER(TEXT),
+    "a list of them": [TOKENIZER(TEXT)],
     "None": None,
     "a number": 7,
     "bytes": b"ab",
@@ -271,8 +255,7 @@ def test_seeds_are_whole_numbers() -> None:
         one.generate(TEXT)
 
 
-def test_a_batch_is_no_single_prompt() -> None:
-    batch: Any
-    for batch in (encoded(TEXT, "the quick brown fox"), [TEXT, TEXT]):
-        with pytest.raises(PromptError):
-            engine().stream(batch)
+def test_a_tokenizers_output_is_not_a_prompt_and_its_ids_are() -> None:
+    with pytest.raises(PromptError, match="give input_ids"):
+        engine().generate(TOKENIZER(TEXT))
+    assert engine().generate(TOKENIZER(TEXT)["input_ids"], ONE).token_ids

@@ -250,7 +250,7 @@ def test_a_round_on_the_kernels_verifies_in_one_call(
     drafter = DraftModelDrafter(draft, 4, draft.max_context)
     one = Engine(target, drafter, SpeculativeConfig(policy="fixed"), max_batch_size=4)
     rounds: list[int] = []
-    one.watch_rounds(lambda request, *_: rounds.append(request.request_id))
+    one.watch_rounds(lambda done: rounds.extend(r.request_id for r in done.requests))
     one.generate([[1, 2], [3], [4, 5, 6], [7]], SamplingParams(max_tokens=9, **sampler))
     assert sum(calls) == len(rounds)
     assert max(calls) == 4

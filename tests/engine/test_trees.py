@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.core import Draft, Drawing, Hints, Request, Tree, Verdict
+from forerun.core import Draft, Drawing, Hints, Tree, Verdict
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
+from forerun.engine.parts import TimedRound
 from forerun.errors import ConfigError, PromptError
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
@@ -34,8 +35,9 @@ def make(**options: object) -> Engine:
 def rounds_of(engine: Engine, params: SamplingParams) -> list[tuple[int, Draft, Verdict]]:
     seen: list[tuple[int, Draft, Verdict]] = []
 
-    def see(request: Request, draft: Draft, verdict: Verdict) -> None:
-        seen.append((len(request), draft, verdict))
+    def see(done: TimedRound) -> None:
+        rounds = zip(done.requests, done.drafts, done.verdicts, strict=True)
+        seen.extend((len(r) - len(v.token_ids), draft, v) for r, draft, v in rounds)
 
     engine.watch_rounds(see)
     engine.generate(PROMPTS, params)
@@ -83,11 +85,11 @@ def test_a_round_never_reaches_past_the_end(max_tokens: int) -> None:
     engine = make(tree=SHAPE, num_speculative_tokens=3)
     emitted: Counter[int] = Counter()
 
-    def see(request: Request, draft: Draft, verdict: Verdict) -> None:
-        levels = max(draft.tree.depths, default=-1) + 1
-        # The last token is the target's own: recovered, or a bonus.
-        assert emitted[request.request_id] + levels + 1 <= max_tokens
-        emitted[request.request_id] += len(verdict.token_ids)
+    def see(done: TimedRound) -> None:
+        for request, draft, verdict in zip(done.requests, done.drafts, done.verdicts, strict=True):
+            # The last token is the target's own: recovered, or a bonus.
+            assert emitted[request.request_id] + draft.tree.depth + 1 <= max_tokens
+            emitted[request.request_id] += len(verdict.token_ids)
 
     engine.watch_rounds(see)
     engine.generate(PROMPTS, SamplingParams(max_tokens=max_tokens))
@@ -97,7 +99,7 @@ def test_a_round_never_reaches_past_the_end(max_tokens: int) -> None:
 def test_rounds_that_are_watched_add_up_to_the_output() -> None:
     engine = make(tree="auto")
     seen: list[int] = []
-    engine.watch_rounds(lambda _, draft, verdict: seen.extend(verdict.token_ids))
+    engine.watch_rounds(lambda done: seen.extend(done.verdicts[0].token_ids))
     done = engine.generate([PROMPTS[0]], SamplingParams(max_tokens=17))[0]
     assert tuple(seen) == done.token_ids
 

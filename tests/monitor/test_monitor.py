@@ -233,7 +233,7 @@ def test_an_engine_that_is_watched_is_counted_alike(rows: int) -> None:
     for name in ("draft_seconds", "target_seconds", "verify_seconds", "seconds"):
         assert ours.pop(name) == pytest.approx(theirs.pop(name))
     assert ours == theirs
-    one.watch_times(None)
+    one.watch_rounds(None)
     one.generate(prompts[0], GREEDY)
     assert monitor.snapshot().stats.num_drafts == ours["num_drafts"]
 
@@ -248,4 +248,4 @@ def test_plain_rounds_beside_drafting_ones_are_no_measure() -> None:
 
 def test_a_hook_that_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a function or None"):
-        Engine(TARGET).watch_times(3)  # type: ignore[arg-type]
+        Engine(TARGET).watch_rounds(3)  # type: ignore[arg-type]

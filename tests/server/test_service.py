@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,16 +33,20 @@ LONG: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0}
 Body = dict[str, Any]
 
 
+def before_step(engine: Engine, do: Callable[[], object]) -> None:
+    """Call `do` before each round."""
+    scheduler: Any = engine._scheduler
+    step = scheduler.step
+    scheduler.step = lambda: (do(), step())
+
+
 class Held:
     """An engine whose rounds run one by one, when they are let."""
 
     def __init__(self, **options: Any) -> None:
         self.engine = served_engine(**options)
         self.allowed = threading.Semaphore(0)
-        self.engine.watch_rounds(self._wait)
-
-    def _wait(self, *_: Any) -> None:
-        self.allowed.acquire(timeout=20)
+        before_step(self.engine, lambda: self.allowed.acquire(timeout=20))
 
     def let(self, count: int = 10_000) -> None:
         self.allowed.release(count)
@@ -233,11 +238,11 @@ def test_a_request_that_fails_ends_alone() -> None:
 def test_a_round_that_fails_ends_all_and_the_server_goes_on() -> None:
     engine, fail = served_engine(), [True]
 
-    def see(*_: Any) -> None:
+    def raise_first() -> None:
         if fail:
             raise RuntimeError("of this round")
 
-    engine.watch_rounds(see)
+    before_step(engine, raise_first)
     with client(state_of(engine)) as one:
         assert one.chat(max_tokens=3)["error"]["type"] == "server_error"
         fail.clear()

@@ -27,7 +27,6 @@ from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams, sampling, settled
 from forerun.progress import say
 from forerun.report.result import DEFECT_FOUND, Interrupted, Result
-from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     from forerun.cli.outcome import Outcome, SingleRequest
@@ -109,8 +108,7 @@ class GenerateRequest:
     )
     show_rounds: bool = option(
         default=False,
-        description="Show every round: what was drafted, with p, q and the uniform of every test, and "
-        "emitted.",
+        description="Show every round: what was drafted, and what of it was emitted.",
         section="Other",
         requires=("speculative",),
         excludes=("compare",),
@@ -119,10 +117,6 @@ class GenerateRequest:
         default=False,
         description="Print the text alone: no prompt, marks or statistics.",
         excludes=("compare", "show_rounds"),
-    )
-    html: FileName | None = Field(
-        default=None,
-        description="Write a page there too: tokens by origin, the draft where the pointer is.",
     )
 
 
@@ -139,8 +133,6 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
     output, config = new_output(marks=not request.quiet), request.speculation
     if request.sampling.get("logprobs") is not None and not output.takes_logprobs:
         raise ConfigError("--logprobs are part of the JSON object; add --json.")
-    if request.html is not None:
-        check_writable("--html", request.html)
     content = read_prompt(request.prompt, request.prompt_file, request.messages)
     prediction = read_prediction(request.prediction_file)
     choice = choose(config, request.model.model) if request.speculative else None
@@ -236,7 +228,7 @@ def _complete(
     _say_how(request, single)
     rounds: list[Round] | None = [] if request.show_rounds else None
     if rounds is not None:
-        engine.explain_rounds(lambda _, *round_: rounds.append(Round.of(*round_)))
+        engine.watch_rounds(lambda done: rounds.append(Round.of(done)))
     outcome = Outcome(single, run, rounds=rounds)
     output.start(legend=request.speculative and not request.quiet)
     try:
@@ -245,14 +237,14 @@ def _complete(
         run.stream.close()
         try:
             if isinstance(stopped, KeyboardInterrupt):
-                _finish(request, outcome, output)
+                output.finish(outcome, panel=not request.quiet)
         finally:
             keep_what_there_is(engine, request.session)
         if isinstance(stopped, KeyboardInterrupt):
             raise Interrupted(_result(request, outcome)) from None
         raise
     try:
-        _finish(request, outcome, output)
+        output.finish(outcome, panel=not request.quiet)
     finally:
         keep(engine, request.session)
     return outcome
@@ -283,24 +275,12 @@ def _compare(
         started[-1].stream.close()
         # The first speculative run of the full length, or what there is of the warm-up.
         outcome = Outcome(single, started[2] if len(started) > 2 else started[0])
-        _finish(request, outcome, output)
+        output.finish(outcome, panel=not request.quiet)
         raise Interrupted(_result(request, outcome)) from None
     output.start(legend=not request.quiet)
     outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)
-    _finish(request, outcome, output)
-    return outcome
-
-
-def _finish(request: GenerateRequest, outcome: Outcome, output: Output) -> None:
-    """Show the end, and write the page that is asked for."""
     output.finish(outcome, panel=not request.quiet)
-    if request.html is not None:
-        from forerun.engine.html import page
-
-        completion, title = outcome.run.completion, f"forerun: {outcome.request.model}"
-        apart = "\n\n" if outcome.request.prompt.template else ""
-        text = page(completion, outcome.request.shown + apart, title)
-        write_file("page", request.html, text)
+    return outcome
 
 
 def _result(request: GenerateRequest, outcome: Outcome) -> Result:

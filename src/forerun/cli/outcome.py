@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from forerun.cli.prompt import SentPrompt
 from forerun.core import Draft, FinishReason, Verdict
 from forerun.engine.engine import Engine
+from forerun.engine.parts import TimedRound
 from forerun.engine.requests import TokenLogprob
 from forerun.measure.paired import Comparison, Run
 from forerun.options import changes
 from forerun.params import MODELS_OWN, SamplingParams
-from forerun.verification.explain import Explanation, Top
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class Round:
     """One round of a run: its draft and the verdict.
 
     Args:
-        draft: without its rows of probability, which are large.
-        drawn: whether it had any: its tokens were drawn, not determined by the text.
-        verdict: of the rule, cut at the end of the output.
-        why: how the rule came to it; None for a rule that is not forerun's own.
+        draft: the draft without its rows of probability, which are large.
+        drawn: its tokens were drawn, not determined by the text.
+        verdict: the verdict, cut at the end of the output.
     """
 
     draft: Draft
     drawn: bool
     verdict: Verdict
-    why: Explanation | None = None
 
     @classmethod
-    def of(cls, draft: Draft, verdict: Verdict, why: Explanation | None = None) -> Round:
-        return cls(Draft(draft.tree, draft.token_ids), draft.probs is not None, verdict, why)
+    def of(cls, done: TimedRound) -> Round:
+        """A round of a single request."""
+        [draft], [verdict] = done.drafts, done.verdicts
+        return cls(replace(draft, probs=None, hidden=None), draft.probs is not None, verdict)
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -146,23 +146,14 @@ def _of_run(run: Run) -> dict[str, Any]:
 
 
 def _of_round(entry: Round) -> dict[str, Any]:
-    draft, verdict, why = entry.draft, entry.verdict, entry.why
-    content = {
+    draft = entry.draft
+    return {
         "token_ids": list(draft.token_ids),
         "parents": list(draft.tree.parents),
         "drawn": entry.drawn,
         "accepted": list(entry.accepted),
-        "emitted": list(verdict.token_ids),
+        "emitted": list(entry.verdict.token_ids),
     }
-    if why is None:
-        return content
-    nodes = [vars(node) | {"residual": _of_top(node.residual)} for node in why.nodes]
-    last = {"token_id": why.token_id, "uniform": why.uniform, "top": _of_top(why.emit)}
-    return content | {"rule": why.rule, "tests": list(why.tests), "nodes": nodes, "last": last}
-
-
-def _of_top(top: Top) -> list[dict[str, Any]]:
-    return [{"token_id": token, "probability": value} for token, value in top]
 
 
 def _of_comparison(comparison: Comparison) -> dict[str, Any]:

@@ -10,9 +10,15 @@ from rich.style import Style
 from rich.text import Text
 
 from forerun.core import Origin
-from forerun.engine.html import MEANINGS
 from forerun.engine.text import VISIBLE
 
+# With marks around them, all fit one line of 80 columns.
+MEANINGS = {
+    Origin.ACCEPTED: "accepted draft",
+    Origin.RECOVERED: "recovered after a rejection",
+    Origin.BONUS: "bonus after a full draft",
+    Origin.PLAIN: "plain",
+}
 # Readable without the colours too: what was drafted is underlined, a bonus twice.
 STYLES = {
     Origin.ACCEPTED: "underline green",

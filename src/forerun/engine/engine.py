@@ -12,7 +12,7 @@ from forerun.core import NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.intake import Intake, Params
-from forerun.engine.parts import NoDrafter, NoPolicy, OnExplained, OnRound, OnTimed, Parts
+from forerun.engine.parts import NoDrafter, NoPolicy, OnRound, Parts
 from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
@@ -21,9 +21,7 @@ from forerun.engine.sessions import Sessions
 from forerun.engine.settings import (
     EngineOptions,
     EngineSettings,
-    Sealed,
     check_engine,
-    check_hook,
     check_part,
     refuse_unknown,
 )
@@ -35,7 +33,7 @@ from forerun.policies.fixed import FixedPolicy
 from forerun.randomness import Randomness, fresh_seed
 
 
-class Engine(Sealed):
+class Engine:
     """Generates exactly the target's own text, with a drafter if one is given.
 
     Threads may share an engine: each call waits for the others' rounds. A hook or a drafter that
@@ -102,7 +100,14 @@ class Engine(Sealed):
             target, tokenizer, self.eos_token_ids, self.max_context, settings.sampling_defaults
         )
         self.sessions = Sessions(self._scheduler, self._intake.prompts, self.max_context)
-        self._seal()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "sessions") and not name.startswith("_"):
+            raise ConfigError(
+                f"{name} of an engine cannot be set; make another engine, give sampling parameters with each "
+                "call, and put a rule into engine.rules by name."
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         drafter = None if self.drafter is None else self.drafter.name
@@ -175,9 +180,8 @@ class Engine(Sealed):
         """Complete one prompt or several, running as many at once as there are rows.
 
         Args:
-            prompts: a prompt, or a list of them. A prompt is text, a list of token ids, the
-                messages of a conversation (which the tokenizer's chat template turns into text), or
-                a BatchEncoding of transformers with one row; one with more rows is a list.
+            prompts: a prompt, or a list of them. A prompt is text, a list of token ids, or the
+                messages of a conversation (which the tokenizer's chat template turns into text).
             params: complete parameters, one set for all prompts or a list with one for each; by
                 default the model's own.
             speculative: draft for these requests.
@@ -278,30 +282,14 @@ class Engine(Sealed):
         self._intake.next_seed = source
 
     def watch_rounds(self, see: OnRound | None) -> None:
-        """Call `see` with the draft and the verdict of each request in every round from now on.
-
-        Nothing is committed before it returns: a round in which it raises is run again.
+        """Call `see` (a function or None) after every round, with its drafts, verdicts and seconds by stage.
 
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        check_hook(see)
+        if see is not None and not callable(see):
+            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
         self._parts.on_round = see
-
-    def explain_rounds(self, see: OnExplained | None) -> None:
-        """Call `see` as `watch_rounds` does, with an explanation of the verdict as a fourth argument.
-
-        For every drafted token it has its probabilities, the uniform of its test and the target's
-        residual (`forerun.verification.explain.Explanation`). Explanations are computed only for
-        this hook.
-        """
-        check_hook(see)
-        self._parts.on_explained = see
-
-    def watch_times(self, see: OnTimed | None) -> None:
-        """Call `see` (a function or None) after every round, with its seconds by stage."""
-        check_hook(see)
-        self._parts.on_timed = see
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:

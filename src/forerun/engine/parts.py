@@ -1,4 +1,4 @@
-"""Parts that the rounds of an engine work with, parts that do nothing, and the hooks that watch rounds."""
+"""Parts that the rounds of an engine work with, parts that do nothing, and the hook that watches rounds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ from forerun.engine.settings import check_depth, new_cache
 from forerun.randomness import Randomness
 from forerun.trees.plans import resolve_tree
 from forerun.verification import AUTO, make_rule
-from forerun.verification.explain import Explanation
-
-OnRound = Callable[[Request, Draft, Verdict], None]
-"""A hook that sees the draft and the verdict of a request in a round, before the request is extended."""
-OnExplained = Callable[[Request, Draft, Verdict, Explanation | None], None]
-"""A hook like `OnRound` that also sees the tests behind the verdict; None for a rule not of forerun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class TimedRound:
         ]
 
 
-OnTimed = Callable[[TimedRound], None]
+OnRound = Callable[[TimedRound], None]
 """A hook that sees a round after it is over and counted."""
 
 
@@ -116,7 +110,7 @@ class Parts:
         policy: plans the rounds.
         tree: the config's tree, read from its file.
         rules: rules in use by name; a rule added here replaces that of the table.
-        on_round, on_explained, on_timed: hooks.
+        on_round: called after each round.
     """
 
     target: CausalLM
@@ -129,8 +123,6 @@ class Parts:
     tree: Tree | str | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
-    on_explained: OnExplained | None = None
-    on_timed: OnTimed | None = None
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Prompts in all their forms (text, ids, messages, a tokenizer's output), and their token ids."""
+"""Prompts in all their forms (text, token ids, messages), and their token ids."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from forerun.engine.chat import ChatTemplate, Message, encode_text
 from forerun.engine.text import Tokenizer
 from forerun.errors import ConfigError, ForerunError, PromptError, shown
 
-Prompt = str | Iterable[int] | Sequence[Message] | Mapping[str, Any]
-"""Text, token ids, the messages of a conversation, or a BatchEncoding of transformers with one row."""
+Prompt = str | Iterable[int] | Sequence[Message]
+"""Text, token ids, or the messages of a conversation."""
 
 T = TypeVar("T")
 _KINDS = "a prompt is text, a list of token ids, or a list of messages"
-# Names of inputs other than text.
-_OTHER_INPUTS = ("pixel_values", "inputs_embeds", "input_features", "input_values")
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,6 @@ class PromptReader:
         if isinstance(prompt, str):
             tokenizer = self._tokenizer_for("a prompt as text")
             token_ids = self._ids(encode_text(tokenizer, _text(prompt, "prompt")), "prompt")
-        elif isinstance(prompt, Mapping):
-            token_ids = self._ids(_only_row(prompt), "prompt")
         else:
             entries = _entries(prompt)
             if entries and isinstance(entries[0], Mapping):
@@ -118,20 +114,16 @@ class PromptReader:
 def split(prompts: Any) -> tuple[list[Any], bool]:
     """Prompts as a list, and True if they are a single one.
 
-    Text, token ids, messages and a BatchEncoding with one row are one prompt; anything else is a
-    collection of prompts.
+    Text, token ids and messages are one prompt; anything else is a collection of prompts.
 
     Raises:
         PromptError: for anything else.
     """
     if isinstance(prompts, str):
         return [prompts], True
-    if isinstance(prompts, Mapping):
-        rows = _rows(prompts)
-        return rows, len(rows) == 1
     entries = _entries(prompts)
     first = entries[0] if entries else ()
-    single = "input_ids" not in first if isinstance(first, Mapping) else _is_token(first)
+    single = isinstance(first, Mapping) or _is_token(first)
     return ([entries], True) if single else (entries, False)
 
 
@@ -182,6 +174,10 @@ def _entries(value: Any, what: str = "prompt") -> list[Any]:
     """The entries of a list, or of a tensor with one row."""
     if isinstance(value, (bytes, bytearray)):
         raise PromptError(f"the {what} is bytes; decode it, or give a list of token ids.")
+    if isinstance(value, Mapping):
+        raise PromptError(
+            f"the {what} is a mapping; put a message into a list, and of a tokenizer's output give input_ids."
+        )
     try:
         return list(value)
     except Exception:
@@ -194,47 +190,3 @@ def _is_token(value: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _only_row(encoding: Mapping[str, Any]) -> list[Any]:
-    rows = _rows(encoding)
-    if len(rows) != 1:
-        raise PromptError(
-            f"the encoding holds {len(rows)} prompts where one is expected; give them to "
-            "Engine.generate."
-        )
-    return rows[0]
-
-
-def _rows(encoding: Mapping[str, Any]) -> list[list[Any]]:
-    """The token ids of each row of a BatchEncoding, without its padding."""
-    try:
-        keys = set(encoding)
-        ids, mask = encoding.get("input_ids"), encoding.get("attention_mask")
-    except Exception:
-        raise PromptError(f"the prompt is {shown(encoding)}; {_KINDS}.") from None
-    if ids is None:
-        problem = "is one message; put it into a list" if "role" in keys else "has no input_ids"
-        raise PromptError(f"the prompt is a mapping that {problem}.")
-    others = [name for name in _OTHER_INPUTS if name in keys]
-    if others:
-        raise PromptError(f"the prompt holds {others[0]}; only token ids are read.")
-    rows = _nested(ids, "input_ids")
-    masks = [[1] * len(row) for row in rows] if mask is None else _nested(mask, "attention_mask")
-    if [len(row) for row in rows] != [len(row) for row in masks]:
-        raise PromptError("attention_mask has another shape than input_ids; give one mask a token.")
-    return [
-        [token for token, used in zip(row, masked, strict=True) if used]
-        for row, masked in zip(rows, masks, strict=True)
-    ]
-
-
-def _nested(value: Any, name: str) -> list[list[Any]]:
-    """A list or tensor of one or two dimensions as rows."""
-    try:
-        values = value.tolist() if hasattr(value, "tolist") else list(value)
-        if values and not isinstance(values[0], Iterable):
-            return [values]
-        return [list(row) for row in values]
-    except Exception:
-        raise PromptError(f"{name} is {shown(value)}; it must hold token ids.") from None

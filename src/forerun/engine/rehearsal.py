@@ -84,8 +84,8 @@ def rehearse(
         if done.reasons != [PlainReason.FAILED]:
             times.append(done.times)
 
-    before, past = (parts.policy, parts.guarded, parts.on_timed), scheduler.past
-    parts.policy, parts.on_timed = _Steps(lengths, member), note
+    before, past = (parts.policy, parts.guarded, parts.on_round), scheduler.past
+    parts.policy, parts.on_round = _Steps(lengths, member), note
     if member == FILLER:
         parts.policy = _Steps(lengths, None)
         filler = cast(Drafter, _Filler(parts.drafter))
@@ -96,7 +96,7 @@ def rehearse(
             scheduler.step()
     except Exception as error:
         logger.warning("drafts could not be timed beforehand (%r)", error)
-    parts.policy, parts.guarded, parts.on_timed = before
+    parts.policy, parts.guarded, parts.on_round = before
     try:
         scheduler.drop([running])
     except Exception as error:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.core import NO_DRAFT, Draft, FinishReason, Origin, Request, Stats, Tree, Verdict
-from forerun.engine.html import render
+from forerun.core import FinishReason, Origin, Request, Stats, Verdict
 from forerun.engine.text import TextState, TextStream
 from forerun.errors import shown
 
@@ -43,30 +42,6 @@ class TokenEvent:
         return f"TokenEvent({shown(self.text)}, token_id={self.token_id}, origin={str(self.origin)!r}{end})"
 
 
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round of a request that drafted.
-
-    Args:
-        start: index of the first output token that it emitted, from 0.
-        num_emitted: number of tokens that it emitted.
-        draft_ids, draft_texts: tokens of the draft's nodes, and the text of each alone.
-        parents: index of each node's parent; -1 is the last token before the round.
-        accepted: indices of the accepted nodes, from the root down.
-    """
-
-    start: int
-    num_emitted: int
-    draft_ids: tuple[int, ...]
-    draft_texts: tuple[str, ...]
-    parents: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-
-_RoundFields = tuple[int, int, tuple[int, ...], Tree, tuple[int, ...]]
-"""The fields of a `RoundRecord` but for its texts; a record is made when it is asked for."""
-
-
 @dataclass(frozen=True, repr=False)
 class Completion:
     """Result of a request that has ended.
@@ -78,7 +53,6 @@ class Completion:
         texts: the text of each output token, as streamed; joined they are `text`. If a request is
             cut off, the last one includes the text that was held back.
         origins: origin of each output token.
-        rounds: the rounds that drafted, in order; tokens outside them came from plain rounds.
         finish_reason: reason for its end.
         stats: its counters.
         logprobs: one per token, if asked for.
@@ -92,7 +66,6 @@ class Completion:
     text: str
     texts: tuple[str, ...]
     origins: tuple[Origin, ...]
-    rounds: tuple[RoundRecord, ...]
     finish_reason: FinishReason | None
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -110,7 +83,6 @@ class Completion:
         """The completion, ready for JSON."""
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         return content | {
-            "rounds": [asdict(record) for record in self.rounds],
             "stats": self.stats.as_dict(),
             **{
                 name: None if content[name] is None else [asdict(own) for own in content[name]]
@@ -118,10 +90,6 @@ class Completion:
             },
             "error": None if self.error is None else str(self.error),
         }
-
-    def _repr_html_(self) -> str:
-        """HTML for a notebook: its tokens by origin, with the draft of a round under the pointer."""
-        return render(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +118,11 @@ class RoundOutcome:
         verdict: the verdict, cut where the request ends.
         texts: the text that becomes certain with each of its tokens.
         committed: state of the request with them.
-        accepted: the accepted nodes of its draft.
     """
 
     verdict: Verdict
     texts: tuple[str, ...]
     committed: Committed
-    accepted: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -170,7 +136,6 @@ class Running:
     origins: list[Origin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    rounds: list[_RoundFields] = field(default_factory=list)
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     in_rounds: bool = True
@@ -212,7 +177,7 @@ class Running:
 
         Nothing changes before `commit`.
         """
-        stops, path = self.request.stop_token_ids, verdict.path
+        stops = self.request.stop_token_ids
         token_ids = verdict.token_ids[: self.room]
         reason = FinishReason.LENGTH if len(token_ids) == self.room else None
         for count, token in enumerate(token_ids, start=1):
@@ -229,16 +194,10 @@ class Running:
             reason = FinishReason.ERROR
         total = self.committed.num_tokens + len(verdict.token_ids)
         committed = Committed(total, preview.state, reason, error)
-        return RoundOutcome(verdict, preview.texts, committed, path[: verdict.num_accepted])
+        return RoundOutcome(verdict, preview.texts, committed)
 
-    def commit(
-        self, outcome: RoundOutcome, logprobs: Sequence[TokenLogprob] = (), draft: Draft = NO_DRAFT
-    ) -> None:
+    def commit(self, outcome: RoundOutcome, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Commit an outcome; if interrupted before the last line, `settle` takes back all of it."""
-        emitted = len(outcome.verdict.token_ids)
-        if len(draft) and emitted:
-            drafted = (draft.token_ids, draft.tree)
-            self.rounds.append((self.num_output_tokens, emitted, *drafted, outcome.accepted))
         self.request.token_ids.extend(outcome.verdict.token_ids)
         self.origins.extend(outcome.verdict.origins)
         self.texts.extend(outcome.texts)
@@ -252,8 +211,6 @@ class Running:
         total = self.num_output_tokens
         for values in (self.origins, self.texts, self.logprobs):
             del values[total:]
-        while self.rounds and self.rounds[-1][0] >= total:
-            del self.rounds[-1]
         self.stream.state = self.committed.text
 
     def events(self, start: int) -> list[TokenEvent]:
@@ -283,7 +240,6 @@ class Running:
             text=self.stream.text,
             texts=self._texts(),
             origins=tuple(self.origins),
-            rounds=self._rounds_with_texts(),
             finish_reason=committed.finish_reason,
             stats=self.stats,
             logprobs=tuple(self.logprobs) if wants_logprobs else None,
@@ -291,16 +247,6 @@ class Running:
             if self.num_prompt_logprobs is None
             else tuple(self.prompt_logprobs),
             error=committed.error,
-        )
-
-    def _rounds_with_texts(self) -> tuple[RoundRecord, ...]:
-        token_ids = {token for _, _, ids, _, _ in self.rounds for token in ids}
-        texts = {token: self.stream.text_of(token) for token in token_ids}
-        return tuple(
-            RoundRecord(
-                start, emitted, ids, tuple(texts[token] for token in ids), tree.parents, accepted
-            )
-            for start, emitted, ids, tree, accepted in self.rounds
         )
 
 

@@ -34,7 +34,6 @@ from forerun.errors import ConfigError
 from forerun.randomness import Randomness
 from forerun.trees.plans import plan_tree
 from forerun.verification import TargetRows, drawing_for, rule_for, rule_of
-from forerun.verification.explain import explain
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +62,10 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     outcomes = [running.outcome(v) for running, v in zip(batch, verdicts, strict=True)]
     verdicts = [outcome.verdict for outcome in outcomes]
     logprobs = [_logprobs(rows, index, verdict) for index, verdict in enumerate(verdicts)]
-    _show(parts, rules, rows, verdicts)
-    for running, outcome, values, draft in zip(batch, outcomes, logprobs, drafts, strict=True):
+    for running, outcome, values in zip(batch, outcomes, logprobs, strict=True):
         request = running.request
         parts.cache.keep(request.row, len(request), outcome.verdict.path)
-        running.commit(outcome, values, draft)
+        running.commit(outcome, values)
     try:
         parts.guarded.observe(batch, drafts, verdicts, output)
     finally:
@@ -75,8 +73,8 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         done = TimedRound(requests, plans, drafts, verdicts, times)
         _count(batch, done)
     parts.policy.observe(requests, drafts, verdicts, times)
-    if parts.on_timed is not None:
-        parts.on_timed(done)
+    if parts.on_round is not None:
+        parts.on_round(done)
 
 
 def settle(cache: Cache, running: Running) -> None:
@@ -180,19 +178,6 @@ def _verify_by(
         return [_verify_by(rule, rows, [index], randomness)[0] for index in indices]
     finally:
         rows.adopt(part, indices)
-
-
-def _show(parts: Parts, rules: list[str], rows: TargetRows, verdicts: list[Verdict]) -> None:
-    """Call the hooks with the round; explanations are computed only for their hook."""
-    if parts.on_round is None and parts.on_explained is None:
-        return
-    for index, (request, draft) in enumerate(zip(rows.requests, rows.drafts, strict=True)):
-        if parts.on_round is not None:
-            parts.on_round(request, draft, verdicts[index])
-        if parts.on_explained is not None:
-            rule = parts.rule_named(rules[index])
-            explanation = explain(rule, rows, index, parts.randomness)
-            parts.on_explained(request, draft, verdicts[index], explanation)
 
 
 def _logprobs(rows: TargetRows, index: int, verdict: Verdict) -> list[TokenLogprob]:

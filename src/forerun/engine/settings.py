@@ -20,7 +20,7 @@ from forerun.errors import (
     UnsupportedModelError,
     shown,
 )
-from forerun.options import changes, from_mapping, options, schema_of
+from forerun.options import changes, from_mapping, options
 from forerun.params import SamplingParams, TokenId
 from forerun.policies.base import USUAL_LENGTH
 
@@ -36,13 +36,6 @@ _PARTS = {
     "policy": (("plan", "observe", "release"), "a policy, or leave it out"),
     "tokenizer": (("encode", "decode"), "a tokenizer of transformers, or leave it out"),
     "randomness": (("uniform", "gumbel"), "a forerun.randomness.Randomness, or leave it out"),
-}
-
-_INSTEAD = {
-    "drafter": "make another engine with forerun.load(..., drafter=...)",
-    "policy": "make another engine with forerun.load(..., policy=...)",
-    "rules": "put a rule into engine.rules by name",
-    "sampling_defaults": "give sampling parameters with each call",
 }
 
 
@@ -95,35 +88,6 @@ class EngineSettings:
     sampling_defaults: Annotated[SkipJsonSchema[Mapping[str, Any]], BeforeValidator(_defaults)] = (
         Field(default_factory=dict, description="Sampling parameters unless a request sets them.")
     )
-
-
-class Sealed:
-    """An object that cannot be copied and, after `_seal`, not changed; errors name an alternative."""
-
-    _sealed = False
-
-    def _seal(self) -> None:
-        self._sealed = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._refuse(name)
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._refuse(name)
-        super().__delattr__(name)
-
-    def __reduce__(self) -> Any:
-        raise ConfigError(
-            "an engine cannot be copied or pickled; make one in each process with forerun.load."
-        )
-
-    def _refuse(self, name: str) -> None:
-        if self._sealed and not name.startswith("_"):
-            way = _INSTEAD.get(name, "make another engine with forerun.load or forerun.Engine")
-            if name in schema_of(SamplingParams):
-                way = f"give it with each call: engine.generate(prompt, {name}=...)"
-            raise ConfigError(f"{name} of an engine cannot be set; {way}.")
 
 
 def refuse_unknown(taker: Callable[..., Any], given: Iterable[str], known: Iterable[str]) -> None:
@@ -278,13 +242,3 @@ def new_cache(
         )
     cache = target.compressed_cache(rows, capacity, compression)
     return cache, cache
-
-
-def check_hook(see: object) -> None:
-    """Refuse a hook that cannot be called.
-
-    Raises:
-        ConfigError: for anything but a function or None.
-    """
-    if see is not None and not callable(see):
-        raise ConfigError(f"see is {shown(see)}; it must be a function or None.")

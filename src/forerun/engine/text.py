@@ -128,10 +128,6 @@ class TextStream:
             return state.text
         return state.text + self._decoder.decode(state.context + state.held)[state.known :]
 
-    def text_of(self, token_id: int) -> str:
-        """The text of a single token."""
-        return "" if self._decoder is None else self._decoder.decode((token_id,))
-
     def preview(self, token_ids: Sequence[int], final: bool = False) -> Preview:
         """The text that these tokens would make certain after the committed ones.
 

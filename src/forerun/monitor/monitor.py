@@ -114,8 +114,8 @@ class Monitor:
                 self._note_plain(size, number, length * size)
 
     def watch(self, engine: Engine) -> None:
-        """Record every round of an engine, with its times, until `engine.watch_times(None)`."""
-        engine.watch_times(self._see)
+        """Record every round of an engine, with its times, until `engine.watch_rounds(None)`."""
+        engine.watch_rounds(self._see)
 
     @property
     def acceptance_rate(self) -> float | None:

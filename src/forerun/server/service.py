@@ -235,7 +235,7 @@ class EngineService:
     def _run(self) -> None:
         try:
             self.engine = self._load()
-            self.engine.watch_times(self._note_round)
+            self.engine.watch_rounds(self._note_round)
         except BaseException as error:
             self.failure = error
             self.on_loaded()
