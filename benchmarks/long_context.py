@@ -39,20 +39,19 @@ QUESTION = "Which drafters does the text above describe, and when does each of t
 
 @dataclass(frozen=True)
 class Setting:
-    """How to draft: the view's window and blocks, tokens a round at most, layers left out, the policy,
-    whether codes are read coarsely, and how many of the vocabulary's first tokens are drafted (0: all)."""
+    """How to draft: the view's window and blocks, tokens a round at most, the policy, whether codes are
+    read coarsely, and how many of the vocabulary's first tokens are drafted (0: all)."""
 
     window: int
     blocks: int
     tokens: int
-    skip_layers: tuple[int, ...] = ()
     policy: str = "fixed"
     coarse: bool = False
     vocab: int = DRAFT_VOCAB_SIZE
 
     def engine(self, plain: Engine) -> Engine:
         view = View(4, self.window, self.coarse, self.blocks)
-        drafter = SelfSparseDrafter(plain.target, view, self.skip_layers, self.vocab)
+        drafter = SelfSparseDrafter(plain.target, view, self.vocab)
         config = SpeculativeConfig(num_speculative_tokens=self.tokens, policy=self.policy)
         return Engine(plain.target, drafter, config, max_context=plain.max_context)
 
@@ -100,9 +99,10 @@ class Reading:
         self.params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         if session.exists():
             plain.sessions.load(session)
+        else:
+            plain.generate(token_ids, self.params, max_tokens=1)
+            plain.sessions.save(session)
         self.output = plain.generate(token_ids, self.params)
-        if not session.exists():
-            plain.sessions.save(session, token_ids)
 
     def most_repeated(self) -> tuple[tuple[int, ...], int]:
         """Four tokens of the output, and how often they occur."""
@@ -172,10 +172,9 @@ def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
         assert plain.tokenizer is not None
         print(f"# {len(ids)} tokens; {count} x {plain.tokenizer.decode(list(grams))!r}")
         print(f"# {reading.output.text!r}", flush=True)
-        skips = {(), tuple(options.skip_layers)}
         views = itertools.product(options.windows, options.blocks)
         for (window, blocks), *rest in itertools.product(
-            views, options.lengths, skips, [options.policy], [options.coarse], options.vocabs
+            views, options.lengths, [options.policy], [options.coarse], options.vocabs
         ):
             yield reading.measure(Setting(window, blocks, *rest), options.pairs)
 
@@ -183,12 +182,11 @@ def run(options: argparse.Namespace, sessions: Path) -> Iterator[Row]:
 def line(row: Row) -> str:
     """A row for people."""
     setting = row.setting
-    skipped = f" without {','.join(map(str, setting.skip_layers))}" if setting.skip_layers else ""
     same = "same output" if row.identical else "ANOTHER OUTPUT"
     return (
         f"context {row.context}, window {setting.window}, {setting.blocks} blocks"
         f"{', coarse' * setting.coarse}, "
-        f"{setting.tokens} tokens{skipped}, {setting.vocab or 'all'} of the vocabulary, "
+        f"{setting.tokens} tokens, {setting.vocab or 'all'} of the vocabulary, "
         f"{setting.policy}: {row.speedup:.2f} ({row.least:.2f}-{row.most:.2f}) of "
         f"{row.plain_rate:.0f} tokens/s; {row.accepted:.0%} accepted, {row.drafted_rounds:.0%} of "
         f"rounds drafted; {row.draft_share:.0%} drafting, {row.target_share:.0%} target; {same}"
@@ -205,7 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[0])
     parser.add_argument("--vocabs", type=int, nargs="+", default=[DRAFT_VOCAB_SIZE], help="0: all")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--skip-layers", type=int, nargs="*", default=[])
     parser.add_argument("--kv-dtype", default="auto", help="of the cache, int8 with --coarse")
     parser.add_argument("--coarse", action="store_true", help="draft from upper nibbles")
     parser.add_argument("--policy", default="fixed")

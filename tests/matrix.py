@@ -116,7 +116,7 @@ def _layer_skip(target: LayeredToyModel) -> LayerSkipDrafter:
     """With a random layer behind the exit, over all but a few of the target's tokens."""
     head = head_of(target, torch.arange(target.vocab_size * 3 // 4) * 4 // 3)
     layer = ExitLayer(head, ROWS, target.max_context)
-    return LayerSkipDrafter(target, (1, 2), layer=layer)
+    return LayerSkipDrafter(target, 1, layer=layer)
 
 
 def _medusa(target: LayeredToyModel) -> MedusaDrafter:
@@ -222,7 +222,7 @@ DRAFTERS = [
     ),
     DrafterCase(
         "layer_skip",
-        lambda target, _: LayerSkipDrafter(target, (1, 2)),
+        lambda target, _: LayerSkipDrafter(target, 1),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(
@@ -261,8 +261,8 @@ DRAFTERS = [
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(
-        "self_sparse-skip-tree",
-        lambda target, _: SelfSparseDrafter(target, VIEW, (1,)),
+        "self_sparse-tree",
+        lambda target, _: SelfSparseDrafter(target, VIEW),
         ("auto", "token", "traversal", "coupled"),
         config=TREE,
     ),

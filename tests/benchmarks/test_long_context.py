@@ -40,11 +40,10 @@ def test_rows_of_settings_and_contexts(tmp_path: Path, capsys: pytest.CaptureFix
         "--json",
         str(report),
     )
-    for skip in ((), ("1",)):
-        long_context.main([*options, "--sessions", str(sessions), "--skip-layers", *skip])
+    for _ in range(2):
+        long_context.main([*options, "--sessions", str(sessions)])
         rows = json.loads(report.read_text())
-        assert {row["context"] <= 160 for row in rows} == {True, False}
-        assert len(rows) == 2 * (1 + len(skip))
+        assert [row["context"] <= 160 for row in rows] == [True, False]
         for row in rows:
             assert row["identical"]
             assert row["speedup"] > 0

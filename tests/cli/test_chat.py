@@ -153,7 +153,7 @@ def test_a_drafter_that_was_given_up_is_named_once(
 
 def test_commands(cli: Cli, target: str, tmp_path: Path) -> None:
     file = tmp_path / "saved.json"
-    result = say(cli, target, "/help", "/system be kind", "one", "two", "/drop", f"/save {file}")
+    result = say(cli, target, "/help", "/system be kind", "one", "/clear", "two", f"/save {file}")
     assert result.exit_code == 0
     assert "/save FILE" in result.stderr
     assert "system message: be kind" in result.stderr
@@ -246,7 +246,6 @@ def test_a_parameter_is_set_to_none_where_that_is_allowed(cli: Cli, target: str)
         (("/set temperature -1",), ["temperature", "[0, 100]"]),
         (("/sav x",), ["'/save'", "/bye"]),
         (("/etc/passwd",), ["unknown command"]),
-        (("/drop",), ["no turn"]),
         (("/stats",), ["no answer"]),
         (("/save",), ["name of a file"]),
         (("/save /",), ["directory"]),
@@ -281,41 +280,19 @@ def test_a_line_without_an_end(cli: Cli, target: str, monkeypatch: pytest.Monkey
     assert "longer than 10 B" in result.stderr
 
 
-def test_a_conversation_beyond_the_context_in_a_pipe(cli: Cli, target: str, tmp_path: Path) -> None:
+def test_a_conversation_beyond_the_context_goes_on_without_its_oldest_turn(
+    cli: Cli, target: str, tmp_path: Path
+) -> None:
     file = tmp_path / "saved.json"
     result = say(
-        *(cli, target, "def add", "def " * 20, "/drop", "def " * 20, "x" * 500, f"/save {file}"),
+        *(cli, target, "def add", "def " * 20, "x" * 500, f"/save {file}"),
         options=("--max-context", "80"),
     )
     assert result.exit_code == 2
     first, second = [line for line in result.stderr.splitlines() if "over the context" in line]
-    assert re.search(r"is \d+ tokens? over the context of 80; use /drop or /clear", first)
-    assert "over the context of 80" in second
+    assert re.search(r"is \d+ tokens? over the context of 80; its oldest turn is dropped", first)
+    assert "over the context of 80, as is this message alone" in second
     assert [message["content"] for message in saved(file)[::2]] == [("def " * 20).strip()]
-
-
-def test_a_conversation_beyond_the_context_in_a_terminal(cli: Cli, target: str) -> None:
-    with session(cli, target, "--max-context", "80") as talk:
-        talk.send("def add\n")
-        talk.expect("> ")
-        talk.send("def " * 20 + "\n")
-        talk.expect("Drop the oldest turn? [y/n] ")
-        talk.send("n\n")
-        assert "/drop or /clear" in talk.expect("> ")
-        talk.send("def " * 20 + "\n")
-        talk.expect("Drop the oldest turn? [y/n] ")
-        talk.press(CTRL_D)
-        assert "/drop or /clear" in talk.expect("> ")
-        talk.send("def " * 20 + "\n")
-        talk.expect("Drop the oldest turn? [y/n] ")
-        talk.send("y\n")
-        talk.expect("the oldest turn is dropped")
-        talk.expect("> ")
-        talk.send("x" * 500 + "\n")
-        talk.expect("this message alone")
-        talk.expect("> ")
-        talk.press(CTRL_D)
-        assert talk.end()[0] == 0
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(cli: Cli, target: str, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from forerun.cli.main import application
-from forerun.cli.requests import RULES
 from forerun.drafters import DRAFTERS
-from forerun.verification import rule_names
 
 
 def complete(*words: str) -> list[CompletionItem]:
@@ -30,13 +28,8 @@ def values(*words: str) -> list[str]:
         (("gen",), {"generate"}),
         (("generate", "--method", ""), set(DRAFTERS)),
         (("prove", "--method", "suf"), {"suffix"}),
-        (("generate", "--rejection-sample-method", ""), set(RULES)),
         (("generate", "--policy", ""), {"auto", "fixed", "adaptive"}),
-        (("generate", "--dtype", "int"), {"int4", "int8"}),
         (("generate", "--draft-sample-method", "gr"), {"greedy"}),
-        (("generate", "-m", "z"), {"zoo", "zoo-draft"}),
-        (("generate", "--model", "smo"), {"smollm2"}),
-        (("info", "zo"), {"zoo", "zoo-draft"}),
         (("simulate", "--hardware", "h1"), {"h100"}),
         (("simulate", "--target", "llama-3.1-7"), {"llama-3.1-70b"}),
         (("generate", "--num-spec"), {"--num-speculative-tokens"}),
@@ -61,10 +54,6 @@ def test_names(words: tuple[str, ...], expected: set[str]) -> None:
 def test_files(words: tuple[str, ...]) -> None:
     # bash forgets the names before the last file.
     assert complete(*words)[0].type == "file"
-
-
-def test_the_rules_are_all_there_are() -> None:
-    assert sorted(RULES) == sorted(rule_names())
 
 
 @pytest.mark.parametrize("words", ["forerun generate --method ", "forerun ", "forerun info "])

@@ -94,8 +94,7 @@ def test_legend_names_every_origin_on_one_line(no_color: bool) -> None:
 def test_progress_leaves_no_trace() -> None:
     console, _, stderr, err = consoles()
     output = TerminalOutput(console, stderr)
-    unused: Any = None
-    output.begin("round 1 of 2, plain", unused)
+    output.begin("round 1 of 2, plain")
     output.start()
     lines = err.getvalue().split("\r\x1b[2K")
     assert lines[1] == "comparing: round 1 of 2, plain"

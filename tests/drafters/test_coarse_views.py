@@ -38,7 +38,6 @@ def load(
     folder: Path,
     backend: str,
     view: View = WHOLE,
-    skip: tuple[int, ...] = (),
     *,
     kv_dtype: str = "int8",
     **options: Any,
@@ -47,7 +46,7 @@ def load(
     placement = Placement("fp32", "cpu", backend, kv_dtype)
     target = checkpoint.load(checkpoint.run_config(placement))
     config = forerun.SpeculativeConfig(policy="fixed", **{"num_speculative_tokens": 3} | options)
-    drafter = SelfSparseDrafter(target, view, skip)
+    drafter = SelfSparseDrafter(target, view)
     return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS), max_context=200)
 
 
@@ -57,7 +56,6 @@ def load(
         BACKENDS,
         [
             {},
-            {"skip": (1,)},
             {"view": View(2, 6, coarse=True)},
             {"tree": "auto", "num_tree_nodes": 7},
         ],

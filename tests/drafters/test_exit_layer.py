@@ -63,8 +63,7 @@ class Checked(LayerSkipDrafter):
         self.ids, self.exit_layer, self.atol, self.drafted = ids, exit_layer, atol, 0
         self.module = module_of(on, ids, exit_layer)
         head = LayerSkipHead.open(on, HeadFiles.open(write(folder, on, ids, exit_layer)))
-        skip = range(exit_layer, on.num_layers)
-        super().__init__(on, skip, layer=ExitLayer(head, len(PROMPTS), on.max_context))
+        super().__init__(on, exit_layer, layer=ExitLayer(head, len(PROMPTS), on.max_context))
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
@@ -138,7 +137,7 @@ def test_output_is_plain_decodings(dtype: str) -> None:
     lookup drafts in other rounds."""
     on = target("kernels", dtype)
     layer = ExitLayer(head_of(on, torch.arange(VOCAB)), 3, on.max_context)
-    alone = LayerSkipDrafter(on, range(1, on.num_layers), layer=layer)
+    alone = LayerSkipDrafter(on, 1, layer=layer)
     config = SpeculativeConfig(num_speculative_tokens=4, policy="fixed")
     for drafter in (alone, CascadeDrafter([NgramDrafter(1, 3), alone])):
         engine = Engine(on, drafter, config, max_batch_size=3)
@@ -150,7 +149,7 @@ def test_output_is_plain_decodings(dtype: str) -> None:
 def test_enumerated() -> None:
     toy = LayeredToyModel(3, sharpness=1.0)
     layer = ExitLayer(head_of(toy, torch.arange(3)), 2, toy.max_context)
-    drafter = LayerSkipDrafter(toy, (1, 2), layer=layer)
+    drafter = LayerSkipDrafter(toy, 1, layer=layer)
     assert check_drafter(drafter, toy, prompts=[(2, 1, 0)]).cases > 0
 
 
@@ -190,7 +189,7 @@ def test_after_rounds_the_cache_holds_committed_tokens_alone(length: int) -> Non
     for _ in range(2):
         head = head_of(on, FEW)
         layer = ExitLayer(head, 1, on.max_context)
-        drafter, own = LayerSkipDrafter(on, (1, 2), layer=layer), on.new_cache(1, 64)
+        drafter, own = LayerSkipDrafter(on, 1, layer=layer), on.new_cache(1, 64)
         drafter.attach(own)
         request = Request(0, list(texts[-1]), 1, SamplingParams(temperature=0), seed=0, row=0)
         batch = Batch.after(own, [0], [request.token_ids[:-1]], hidden_layers=(1,))
@@ -216,7 +215,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("changes", "options", "message"),
     [
         ({}, {"exit_layer": 2}, "belongs after layer 1"),
-        ({}, {"skip_layers": (1,)}, "belongs after layer 1"),
         ({"num_target_layers": 7}, {}, "number of layers of 7, and"),
         ({"vocab_size": 62}, {}, "vocabulary of 62, and"),
         ({"hidden_size": 30}, {}, "hidden size of 30, and"),

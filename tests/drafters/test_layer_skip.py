@@ -17,14 +17,13 @@ from forerun.core import Batch, Drawing, Exactness, ForwardOutput, Plan, Request
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.own_layers import drafting_layers
-from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
+from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.models.running import prefill
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness
 from forerun.sampling import Prefix, most_probable, warp
-from forerun.testing import ToyModel, check_drafter
+from forerun.testing import ToyModel
 from tests.helpers.against_plain import accepted
 from tests.helpers.covering import covering
 from tests.helpers.forwards import run
@@ -36,20 +35,19 @@ from tests.matrix import VOCAB
 
 LAYERS = 3
 ROWS = 3
-# An exit after each layer, and a layer in the middle left out.
-ROUTES = {"exit-1": (1, 2), "exit-2": (2,), "middle": (1,)}
+EXITS = (1, 2)
 TEXTS = [[5, 6, 7, 5, 6], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 
 
 def engine_of(
     target: CausalLM,
-    skip_layers: tuple[int, ...],
+    exit_layer: int,
     rows: int = ROWS,
     **options: Any,
 ) -> forerun.Engine:
     options = {"num_speculative_tokens": 4, "policy": "fixed", **options}
     config = forerun.SpeculativeConfig(method=None, **options)
-    drafter = LayerSkipDrafter(target, skip_layers)
+    drafter = LayerSkipDrafter(target, exit_layer)
     return forerun.Engine(target, drafter, config, max_batch_size=rows)
 
 
@@ -59,13 +57,13 @@ def cache_of(engine: forerun.Engine) -> Any:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("name", "route", "precision"),
-    covering(["mistral", "qwen3", "gpt2"], ROUTES, ["fp32", "bf16", "int8", "int4"]),
+    ("name", "exit_layer", "precision"),
+    covering(["mistral", "qwen3", "gpt2"], EXITS, ["fp32", "bf16", "int8", "int4"]),
 )
-def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: str) -> None:
+def test_kernels_give_plain_decodings_tokens(name: str, exit_layer: int, precision: str) -> None:
     target = kernel_model(name, precision)
     assert target.exactness is Exactness.BITWISE
-    engine = engine_of(target, ROUTES[route])
+    engine = engine_of(target, exit_layer)
     for params in (
         SamplingParams(temperature=0, max_tokens=40),
         SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=40),
@@ -73,11 +71,11 @@ def test_kernels_give_plain_decodings_tokens(name: str, route: str, precision: s
         accepted(engine, TEXTS, params)
 
 
-@pytest.mark.parametrize(("name", "route"), covering(["mistral", "qwen3", "gpt2"], ROUTES))
-def test_torch_gives_plain_decodings_tokens(name: str, route: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "exit_layer"), covering(["mistral", "qwen3", "gpt2"], EXITS))
+def test_torch_gives_plain_decodings_tokens(name: str, exit_layer: int, tmp_path: Path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     target = load_model(tmp_path, dtype="fp64", backend="torch")
-    engine = engine_of(target, ROUTES[route])
+    engine = engine_of(target, exit_layer)
     shares = [
         accepted(engine, TEXTS, SamplingParams(temperature=0, max_tokens=30)),
         accepted(engine, TEXTS, SamplingParams(temperature=0.7, seed=3, max_tokens=30)),
@@ -104,11 +102,9 @@ def request(token_ids: list[int], row: int = 0, **params: Any) -> Request:
     return Request(row, token_ids, 1, SamplingParams(**params), seed=row, row=row)
 
 
-def drafter_with(
-    target: CausalLM, skip: tuple[int, ...], texts: list[list[int]]
-) -> tuple[Any, Any]:
+def drafter_with(target: CausalLM, exit_layer: int, texts: list[list[int]]) -> tuple[Any, Any]:
     """A drafter, and a cache that holds all but the newest token of each text."""
-    drafter, cache = LayerSkipDrafter(target, skip), target.new_cache(len(texts), 64)
+    drafter, cache = LayerSkipDrafter(target, exit_layer), target.new_cache(len(texts), 64)
     drafter.attach(cache)
     for row, text in enumerate(texts):
         if len(text) > 1:
@@ -116,19 +112,16 @@ def drafter_with(
     return drafter, cache
 
 
-@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
-def test_each_token_runs_once_through_the_shared_layers(skip: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("exit_layer", EXITS)
+def test_each_token_runs_once_through_the_shared_layers(exit_layer: int) -> None:
     target = Watching(VOCAB)
-    drafter, cache = drafter_with(target, skip, [[1, 2, 3], [4, 5]])
+    drafter, cache = drafter_with(target, exit_layer, [[1, 2, 3], [4, 5]])
     target.ran = [0] * LAYERS
     requests = [request([1, 2, 3]), request([4, 5], 1)]
     drafts = drafter.propose(requests, [Plan(3), Plan(1)], Randomness())
     assert [len(draft) for draft in drafts] == [3, 1]
-    # The newest token and all drafted ones below the exit; above it those that something follows.
-    drafting = 4 if skip == (1,) else 0
-    assert target.ran == [6] * min(skip) + [
-        drafting if layer not in skip else 0 for layer in range(min(skip), LAYERS)
-    ]
+    # The newest token and all drafted ones below the exit, none above it.
+    assert target.ran == [6] * exit_layer + [0] * (LAYERS - exit_layer)
     for layer in range(LAYERS):
         shared = layer < drafter.shared_layers
         assert [len(cache.layers[layer][row]) for row in (0, 1)] == ([6, 3] if shared else [2, 1])
@@ -136,7 +129,7 @@ def test_each_token_runs_once_through_the_shared_layers(skip: tuple[int, ...]) -
 
 def test_hidden_states_are_the_targets_own() -> None:
     target = LayeredToyModel(VOCAB)
-    drafter, _ = drafter_with(target, (2,), [[1, 2, 3], [4, 5]])
+    drafter, _ = drafter_with(target, 2, [[1, 2, 3], [4, 5]])
     one, other = request([1, 2, 3]), request([4, 5], 1)
     drafts = drafter.propose([one, other], [Plan(3, Drawing.SAMPLED), Plan(0)], Randomness())
     assert len(drafts[1]) == 0
@@ -147,21 +140,15 @@ def test_hidden_states_are_the_targets_own() -> None:
         assert torch.equal(draft.hidden, wanted[len(text) - 1 :])
 
 
-def test_enumerated_with_a_layer_left_out_in_the_middle() -> None:
-    target = LayeredToyModel(3, sharpness=1.0)
-    drafter = LayerSkipDrafter(target, (1,))
-    assert check_drafter(drafter, target, prompts=[(2, 1, 0)]).cases > 0
-
-
 class BrokenError(Exception):
     """What a layer might raise."""
 
 
-@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
-def test_a_draft_that_fails_leaves_the_cache_as_it_was(skip: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("exit_layer", EXITS)
+def test_a_draft_that_fails_leaves_the_cache_as_it_was(exit_layer: int) -> None:
     """A layer that breaks in the middle of a round; then the request goes on as if nothing was."""
     target = LayeredToyModel(VOCAB)
-    engine = engine_of(target, skip, rows=2)
+    engine = engine_of(target, exit_layer, rows=2)
     wanted = engine.generate([[1, 2, 3], [4]], SamplingParams(temperature=0, max_tokens=12))
     calls = 0
     head = target.lm_head
@@ -176,7 +163,7 @@ def test_a_draft_that_fails_leaves_the_cache_as_it_was(skip: tuple[int, ...]) ->
     forward = target.forward
 
     def failing_forward(batch: Batch, cache: Any) -> Any:
-        if (batch.layers or range(0)).start > min(skip):
+        if (batch.layers or range(0)).start > exit_layer:
             failing(torch.zeros(1))
         return forward(batch, cache)
 
@@ -201,10 +188,10 @@ def test_drafts_do_not_depend_on_their_neighbours() -> None:
     target, texts = LayeredToyModel(VOCAB), [[4, 5], [9], [1, 2, 3], [7, 7, 2]]
     plans = [Plan(0), Plan(1, Drawing.SAMPLED), Plan(3, Drawing.SAMPLED), Plan(4, Drawing.COUPLED)]
     requests = [request(text, row) for row, text in enumerate(texts)]
-    drafter, _ = drafter_with(target, (1, 2), texts)
+    drafter, _ = drafter_with(target, 1, texts)
     together = drafter.propose(requests, plans, Randomness())
     for text, plan, one, draft in zip(texts, plans, requests, together, strict=True):
-        lone, _ = drafter_with(target, (1, 2), [text])
+        lone, _ = drafter_with(target, 1, [text])
         alone = lone.propose([replace(one, row=0)], [plan], Randomness())[0]
         assert len(draft) == plan.num_tokens
         assert draft.token_ids == alone.token_ids
@@ -216,12 +203,12 @@ def test_drafts_do_not_depend_on_their_neighbours() -> None:
             torch.testing.assert_close(draft.probs[node], row)
 
 
-@pytest.mark.parametrize("skip", ROUTES.values(), ids=ROUTES)
+@pytest.mark.parametrize("exit_layer", EXITS)
 def test_what_fails_is_forgotten_above_the_shared_layers(
-    skip: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    exit_layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = LayeredToyModel(VOCAB)
-    drafter, cache = drafter_with(target, skip, [[1, 2, 3]])
+    drafter, cache = drafter_with(target, exit_layer, [[1, 2, 3]])
 
     levels = []
 
@@ -235,12 +222,12 @@ def test_what_fails_is_forgotten_above_the_shared_layers(
     with pytest.raises(BrokenError):
         drafter.propose([request([1, 2, 3])], [Plan(4)], Randomness())
     held = [len(cache.layers[layer][0]) for layer in range(LAYERS)]
-    assert held == [5] * min(skip) + [2] * (LAYERS - min(skip))
+    assert held == [5] * exit_layer + [2] * (LAYERS - exit_layer)
 
 
 def test_no_more_is_drafted_than_the_cache_holds() -> None:
     target = LayeredToyModel(VOCAB)
-    drafter = LayerSkipDrafter(target, (1, 2))
+    drafter = LayerSkipDrafter(target, 1)
     cache = target.new_cache(1, 6)
     drafter.attach(cache)
     prefill(target, cache, 0, [1, 2])
@@ -249,23 +236,23 @@ def test_no_more_is_drafted_than_the_cache_holds() -> None:
 
 def test_stop_tokens_and_masks_end_a_draft() -> None:
     target = LayeredToyModel(VOCAB)
-    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    drafter, _ = drafter_with(target, 1, [[1, 2, 3]])
     full = drafter.propose([request([1, 2, 3])], [Plan(4)], Randomness())[0]
     assert len(full) == 4
-    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    drafter, _ = drafter_with(target, 1, [[1, 2, 3]])
     stopping = replace(request([1, 2, 3]), stop_token_ids=frozenset({full.token_ids[0]}))
     draft = drafter.propose([stopping], [Plan(4)], Randomness())[0]
     assert draft.token_ids == full.token_ids[:1]
     assert draft.hidden is not None
     assert len(draft.hidden) == 2
-    drafter, _ = drafter_with(target, (1, 2), [[1, 2, 3]])
+    drafter, _ = drafter_with(target, 1, [[1, 2, 3]])
     nothing = request([1, 2, 3], mask=lambda committed, drafted: [not drafted] * VOCAB)
     assert len(drafter.propose([nothing], [Plan(4)], Randomness())[0]) == 1
 
 
 def test_a_draft_never_leaves_the_cache() -> None:
     target = LayeredToyModel(VOCAB, max_context=16)
-    engine = engine_of(target, (1, 2), rows=1)
+    engine = engine_of(target, 1, rows=1)
     params = SamplingParams(temperature=0, max_tokens=13)
     accepted(engine, [[1, 2, 3]], params)
 
@@ -274,8 +261,8 @@ def test_a_draft_never_leaves_the_cache() -> None:
 @pytest.mark.zoo
 @pytest.mark.parametrize(
     "options",
-    [{}, {"exit_layer": 1}, {"skip_layers": (1, 5, 6, 7)}],
-    ids=["default", "exit", "set"],
+    [{}, {"exit_layer": 1}],
+    ids=["default", "exit"],
 )
 @pytest.mark.parametrize(
     "dtype", ["int8", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("bf16", "int4"))]
@@ -290,22 +277,17 @@ def test_the_zoo(dtype: str, options: dict[str, Any]) -> None:
         accepted(engine, texts, params)
 
 
-def test_the_layers_that_draft() -> None:
-    assert drafting_layers((2, 3), 4) == [range(2)]
-    assert drafting_layers((1, 4), 6) == [range(1), range(2, 4), range(5, 6)]
-
-
-@pytest.mark.parametrize("skip", [(), (0,), (0, 1, 2), (3,), (1, -1)])
-def test_layers_that_cannot_be_skipped(skip: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="cannot be skipped in a target of 3 layers"):
-        LayerSkipDrafter(LayeredToyModel(VOCAB), skip)
+@pytest.mark.parametrize("exit_layer", [0, 3, 4, -1])
+def test_an_exit_lies_inside_the_target(exit_layer: int) -> None:
+    with pytest.raises(ConfigError, match=f"the exit is after layer {exit_layer} and toy"):
+        LayerSkipDrafter(LayeredToyModel(VOCAB), exit_layer)
 
 
 @pytest.mark.parametrize("in_cascade", [False, True])
 def test_one_engine_has_a_drafter_at_a_time(in_cascade: bool) -> None:
     """In another engine's cache it would draft from texts that are not the request's."""
     target = LayeredToyModel(VOCAB)
-    alone = LayerSkipDrafter(target, (1, 2))
+    alone = LayerSkipDrafter(target, 1)
     drafter = CascadeDrafter([NgramDrafter(1, 3), alone]) if in_cascade else alone
     config = forerun.SpeculativeConfig(policy="fixed")
     engine = forerun.Engine(target, drafter, config)
@@ -322,7 +304,7 @@ def test_a_target_without_layers_is_refused() -> None:
     target = ToyModel(VOCAB)
     target.num_layers = 4
     with pytest.raises(UnsupportedModelError, match="no layers to run apart"):
-        LayerSkipDrafter(target, (2, 3))
+        LayerSkipDrafter(target, 2)
 
 
 def built(target: CausalLM, **options: Any) -> LayerSkipDrafter:
@@ -336,12 +318,7 @@ def test_options() -> None:
     target = LayeredToyModel(VOCAB, order=8)
     assert built(target).shared_layers == 2
     assert built(target, exit_layer=5).shared_layers == 5
-    assert built(target, skip_layers=(2, 6))._rest == [range(3, 6), range(7, 8)]
-    for options, said in (
-        ({"exit_layer": 8}, "the exit is after layer 8 and toy-11 has 8; give"),
-        ({"exit_layer": 2, "skip_layers": (1,)}, "give one of them"),
-    ):
-        with pytest.raises(ForerunError, match=said):
-            built(target, **options)
+    with pytest.raises(ConfigError, match="the exit is after layer 8 and toy-11 has 8; give"):
+        built(target, exit_layer=8)
     with pytest.raises(ConfigError, match="another method"):
         built(LayeredToyModel(VOCAB, order=1))

@@ -14,7 +14,7 @@ from forerun.contracts import CausalLM, ChainRequest
 from forerun.core import Draft, Drawing, Request, View
 from forerun.drafters import self_sparse
 from forerun.drafters.self_sparse import SelfSparseDrafter
-from forerun.errors import CacheError, ConfigError, UnsupportedModelError
+from forerun.errors import CacheError, UnsupportedModelError
 from forerun.models import load_model
 from forerun.params import SamplingParams
 from forerun.testing import check_drafter
@@ -38,11 +38,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=30)
 SEEDED = SamplingParams(temperature=0.7, seed=3, max_tokens=30)
 
 
-def engine_of(
-    target: CausalLM, view: View, skip: tuple[int, ...] = (), **options: Any
-) -> forerun.Engine:
+def engine_of(target: CausalLM, view: View, **options: Any) -> forerun.Engine:
     config = forerun.SpeculativeConfig(policy="fixed", **options)
-    drafter = SelfSparseDrafter(target, view, skip)
+    drafter = SelfSparseDrafter(target, view)
     return forerun.Engine(target, drafter, config, max_batch_size=len(TEXTS))
 
 
@@ -66,11 +64,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-@pytest.mark.parametrize(
-    ("name", "skip", "kind"), covering(["llama", "mistral", "gpt2"], [(), (1,), (2,)], TREES)
-)
-def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, load: Any) -> None:
-    engine = engine_of(load(name), NARROW, skip, **TREES[kind])
+@pytest.mark.parametrize(("name", "kind"), covering(["llama", "mistral", "gpt2"], TREES))
+def test_plain_decodings_tokens(name: str, kind: str, load: Any) -> None:
+    engine = engine_of(load(name), NARROW, **TREES[kind])
     shares = [share_accepted(engine, GREEDY), share_accepted(engine, SEEDED)]
     # Some drafts were followed and some were not, so rows were rolled back.
     assert max(shares) > 0
@@ -84,8 +80,10 @@ def test_plain_decodings_tokens(name: str, skip: tuple[int, ...], kind: str, loa
 )
 def test_plain_decodings_tokens_on_the_kernels(name: str, precision: str, kind: str) -> None:
     target = kernel_model(name, precision)
-    for skip in ((), (1,)):
-        engine = engine_of(target, NARROW, skip, **TREES[kind])
+    for one_call in (True, False):
+        engine = engine_of(target, NARROW, **TREES[kind])
+        drafter: Any = engine.drafter
+        drafter._drafts_chains = one_call
         shares = [share_accepted(engine, GREEDY), share_accepted(engine, SEEDED)]
         assert max(shares) > 0
         assert min(shares) < 1
@@ -131,10 +129,9 @@ def test_who_reads_everything_drafts_what_it_will_say(params: SamplingParams, lo
     assert share_accepted(engine_of(load("llama"), WIDE), params) == 1.0
 
 
-@pytest.mark.parametrize("skip", [pytest.param((), marks=pytest.mark.slow), (1,)])
-def test_enumerated(skip: tuple[int, ...]) -> None:
+def test_enumerated() -> None:
     target = LayeredToyModel(3, sharpness=1.0)
-    drafter = SelfSparseDrafter(target, NARROW, skip)
+    drafter = SelfSparseDrafter(target, NARROW)
     assert check_drafter(drafter, target, prompts=[(2, 1, 0)]).cases > 0
 
 
@@ -145,17 +142,14 @@ def test_it_says_what_it_reads(load: Any) -> None:
         weight.numel() for name, weight in target.weights.items() if name.startswith("layers.")
     )
     head, key = 8 * target._head.numel(), 8 * 2 * 2 * 6
-    for skip, layers in (((), 3), ((1,), 2)):
-        drafter = SelfSparseDrafter(target, View(2, 6), skip)
-        shares = []
-        for length in (4, 8, 60):
-            text = Request(0, [1] * length, length, GREEDY, seed=0, row=0)
-            share = drafter.cost_share(text) or 0.0
-            drafted = head + layers * (bytes_of / 3 + key * min(length, 8))
-            assert share == pytest.approx(drafted / (head + bytes_of + 3 * key * length))
-            shares.append(share)
-        assert shares[2] < shares[1]
-        assert (shares[0] == shares[1] == 1.0) == (not skip)
+    drafter, shares = SelfSparseDrafter(target, View(2, 6)), []
+    for length in (4, 8, 60):
+        text = Request(0, [1] * length, length, GREEDY, seed=0, row=0)
+        share = drafter.cost_share(text) or 0.0
+        drafted = head + bytes_of + 3 * key * min(length, 8)
+        assert share == pytest.approx(drafted / (head + bytes_of + 3 * key * length))
+        shares.append(share)
+    assert shares[0] == shares[1] == 1.0 > shares[2]
 
 
 @needs_kernels
@@ -256,14 +250,9 @@ def test_the_part_of_the_head_that_is_read() -> None:
     assert target.bytes_spared(30, 5) == pytest.approx(head * (1 - 15 / target.vocab_size))
     assert target.bytes_spared(10**6, 5) == target.bytes_spared(0, 10**6) == 0
     text = Request(0, [1] * 30, 30, GREEDY, seed=0, row=0)
-    shares = [
-        SelfSparseDrafter(target, NARROW, (), size).cost_share(text) or 0.0 for size in (0, 5)
-    ]
+    shares = [SelfSparseDrafter(target, NARROW, size).cost_share(text) or 0.0 for size in (0, 5)]
     whole = target.bytes_read(30, target.num_layers)
     assert shares[0] - shares[1] == pytest.approx(target.bytes_spared(30, 5) / whole)
-    # Layers that are left out have the target draft step by step, with all of its head.
-    skipping = SelfSparseDrafter(target, NARROW, (1,), 5).cost_share(text)
-    assert skipping == SelfSparseDrafter(target, NARROW, (1,), 0).cost_share(text)
 
 
 class BrokenError(Exception):
@@ -312,13 +301,11 @@ def test_drafts_end_with_the_context(load: Any) -> None:
     assert len(completion.token_ids) == 64 - len(TEXTS[0])
 
 
-def test_targets_and_layers_that_it_cannot_have(tmp_path: Path) -> None:
+def test_targets_that_it_cannot_have(tmp_path: Path) -> None:
     tiny_model("opt").save_pretrained(tmp_path)
     adapted = load_model(tmp_path, dtype="fp32", backend="torch")
     with pytest.raises(UnsupportedModelError, match="cannot draft from a part"):
         SelfSparseDrafter(adapted)
-    with pytest.raises(ConfigError, match=r"layers \[0\] cannot be skipped in a target of 3"):
-        SelfSparseDrafter(LayeredToyModel(VOCAB), NARROW, (0,))
 
 
 def test_a_cache_that_cannot_be_read_through_its_view_is_refused() -> None:

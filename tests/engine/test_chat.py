@@ -113,24 +113,10 @@ def test_no_variable_reaches_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("parts", [["a", "b"], ({"type": "text", "text": "a"}, {"text": "b"})])
 @published
-def test_text_parts_are_joined_for_templates_that_take_text_alone(name: str, parts: Any) -> None:
+def test_text_parts_are_joined(name: str, parts: Any) -> None:
     _, made = of_model(name)
     joined = made.render([{"role": "user", "content": "a\nb"}])
     assert made.render([{"role": "user", "content": parts}]) == joined
-
-
-@pytest.mark.parametrize(
-    "loop",
-    [
-        "for part in messages[0].content",
-        "for part in messages[0]['content'] | selectattr('type', 'equalto', 'text')",
-        "set content = messages[0].content %}{% for part in content",
-    ],
-)
-def test_text_parts_reach_a_template_that_goes_through_them(loop: str) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    made = template("{% " + loop + " %}<{{ part.text }}>{% endfor %}")
-    assert made.render([{"role": "user", "content": parts}]) == "<a><b>"
 
 
 def test_tools_reach_a_template_that_reads_them() -> None:

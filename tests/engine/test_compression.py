@@ -220,8 +220,8 @@ def test_with_drafters_of_models(name: str, method: str, sampler: str, load: Any
     outputs = plain_outputs(target, compression, params)
     tree = {"tree": "auto", "num_tree_nodes": 6}
     for drafter, options in (
-        (LayerSkipDrafter(target, (1,)), {}),
-        (LayerSkipDrafter(target, (1, 2)), {}),
+        (LayerSkipDrafter(target, 1), {}),
+        (LayerSkipDrafter(target, 1), {}),
         (DraftModelDrafter(target, len(TEXTS), 64), {}),
         (DraftModelDrafter(target, len(TEXTS), 64), tree),
     ):
@@ -264,7 +264,7 @@ def test_interrupted_rounds_change_nothing(
     """Rows are emptied, too, as each run takes those of the one before."""
     target = load(name)
     outputs = plain_outputs(target, compression, GREEDY)
-    engine = engine_of(target, compression, LayerSkipDrafter(target, (1,)))
+    engine = engine_of(target, compression, LayerSkipDrafter(target, 1))
     line = 1
     for _ in range(runs):
         line = steps_interrupted(engine, outputs, line, 97)

@@ -13,7 +13,6 @@ import pytest
 from forerun.core import Tree
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
-from forerun.drafters.layer_skip import LayerSkipOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.suffix import SuffixOptions
 from forerun.engine.config import SpeculativeConfig
@@ -49,8 +48,8 @@ METHODS = {**DRAFTERS, **POLICIES}
         ({"tree": ""}, "not empty"),
         ({"prompt_lookup_min": 5, "method": "ngram"}, "prompt_lookup_max 4"),
         ({"prompt_lookup_min": 0, "method": "ngram"}, "[1, 2147483648]"),
-        ({"exit_layer": 2, "skip_layers": [3], "method": "layer_skip"}, "give one of them"),
-        ({"skip_layers": [3, "4"], "method": "layer_skip"}, "skip_layers[1] is '4'"),
+        ({"exit_layer": "2", "method": "layer_skip"}, "exit_layer is '2'"),
+        ({"cascade": ["ngram", 4], "method": "cascade"}, "cascade[1] is 4"),
         ({"options": 3}, "options is 3; it must be a mapping"),
         ({"options": {3: 4}}, "a key of options is 3"),
     ],
@@ -150,7 +149,7 @@ def test_unknown_options_get_a_suggestion() -> None:
         SpeculativeConfig.from_dict({"polcy": "fixed"})
     with pytest.raises(UnknownNameError, match="Did you mean 'exit_layer'") as error:
         SpeculativeConfig.from_dict({"method": "layer_skip", "exit_layr": 1})
-    assert {"exit_layer", "skip_layers", "policy"} <= set(error.value.known)
+    assert {"exit_layer", "policy"} <= set(error.value.known)
     assert "prompt_lookup_max" not in error.value.known
     with pytest.raises(ConfigError, match="must be a mapping"):
         SpeculativeConfig.from_dict([("policy", "fixed")])  # type: ignore[arg-type]
@@ -173,8 +172,3 @@ def test_no_option_is_declared_twice() -> None:
     names = [name for kind in kinds for name in inspect.get_annotations(kind)]
     assert len(set(names)) == len(names)
     assert "corpus" in names
-
-
-def test_skipped_layers_and_an_exit_exclude_each_other_wherever_they_come_from() -> None:
-    with pytest.raises(ConfigError, match="give one of them"):
-        LayerSkipOptions(exit_layer=1, skip_layers=(2,))

@@ -39,7 +39,7 @@ def make(
         "ngram": lambda: NgramDrafter(1, 3),
         "suffix": SuffixDrafter,
         "token_recycling": lambda: TokenRecyclingDrafter(target.vocab_size),
-        "layer_skip": lambda: LayerSkipDrafter(target, (1,)),
+        "layer_skip": lambda: LayerSkipDrafter(target, 1),
         "self_sparse": lambda: SelfSparseDrafter(target, View(2, 4)),
     }
     config = forerun.SpeculativeConfig(num_speculative_tokens=4, tree=tree, policy="fixed")

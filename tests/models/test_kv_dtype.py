@@ -197,7 +197,7 @@ def test_a_session_of_codes(backend: str, kv_dtype: str, saved: Any, tmp_path: P
     wanted = forerun.Engine(target).generate([*text, 5], params).token_ids
     reader = forerun.Engine(target)
     reader.generate(text, SamplingParams(temperature=0, max_tokens=1))
-    reader.sessions.save(tmp_path / "one.session", text)
+    reader.sessions.save(tmp_path / "one.session")
     other = forerun.Engine(target)
     other.sessions.load(tmp_path / "one.session")
     assert other.generate([*text, 5], params).token_ids == wanted

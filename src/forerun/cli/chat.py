@@ -39,6 +39,7 @@ class ChatRequest:
         *("model", "system", "messages", "session", "temperature", "seed", "max_tokens", "method"),
         *("draft_model", "speculative"),
     )
+    hidden: ClassVar[Sequence[str]] = ("Method prediction",)
 
     messages: FileName | None = option(
         default=None,

@@ -24,7 +24,6 @@ from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
 
 if TYPE_CHECKING:
-    from forerun.cli.options import Note
     from forerun.report.result import Result
 
 
@@ -78,15 +77,10 @@ def command_of(name: str, row: Row) -> click.Command:
         callback=callback,
         help=(kind.__doc__ or "").partition("\n\nArgs:")[0] + getattr(kind, "more", ""),
         common=getattr(kind, "common", ()),
+        hidden=getattr(kind, "hidden", ()),
         example=row.example,
         assumed=row.assumed,
-        notes=_notes(row),
     )
-
-
-def _notes(row: Row) -> Callable[[], Mapping[str, Note]]:
-    module, _, function = row.notes.partition(":")
-    return getattr(importlib.import_module(module), function) if module else dict
 
 
 def _parts(row: Row) -> tuple[Callable[..., Result], type[Any]]:

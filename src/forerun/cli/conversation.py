@@ -112,15 +112,12 @@ class Conversation:
         """Forget all messages but the system message."""
         del self.messages[self._start :]
 
-    def drop_oldest(self) -> bool:
-        """Forget the oldest turn: a message of the user and what answered it; False where there is none."""
+    def drop_oldest(self) -> None:
+        """Forget the oldest turn: a message of the user and what answered it."""
         start = self._start
-        if start == len(self.messages):
-            return False
         del self.messages[start]
         while start < len(self.messages) and self.messages[start]["role"] != "user":
             del self.messages[start]
-        return True
 
     @property
     def _start(self) -> int:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from forerun.cli.outcome import Outcome, SingleRequest
     from forerun.core import Hints
     from forerun.kv_cache.session_file import Session
-    from forerun.measure.paired import Run
 
 USUAL = SamplingParams()
 
@@ -256,30 +255,18 @@ def _compare(
     from forerun.cli.outcome import Outcome
     from forerun.measure.paired import compare
 
-    started: list[Run] = []
     _say_how(request, single)
-
-    def begin(label: str, run: Run) -> None:
-        # An interruption shows what there is so far.
-        started.append(run)
-        output.begin(label, run)
-
-    pairs, prompt_ids = request.compare_rounds, single.prompt.token_ids
-    try:
-        comparison = compare(
-            single.engine, prompt_ids, single.params, pairs, hints=hints, begin=begin
-        )
-    except KeyboardInterrupt:
-        if not started:
-            raise
-        started[-1].stream.close()
-        # The first speculative run of the full length, or what there is of the warm-up.
-        outcome = Outcome(single, started[2] if len(started) > 2 else started[0])
-        output.finish(outcome, panel=not request.quiet)
-        raise Interrupted(_result(request, outcome)) from None
-    output.start(legend=not request.quiet)
+    comparison = compare(
+        single.engine,
+        single.prompt.token_ids,
+        single.params,
+        request.compare_rounds,
+        hints=hints,
+        begin=lambda label, _: output.begin(label),
+    )
+    output.start()
     outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)
-    output.finish(outcome, panel=not request.quiet)
+    output.finish(outcome)
     return outcome
 
 

@@ -24,7 +24,6 @@ class Row(NamedTuple):
         live: whether it shows text and progress itself, as they come: its function takes a function that
             returns an `Output` too.
         json: whether it has a result, and so `--json`.
-        notes: module and function of further help by section.
     """
 
     module: str
@@ -35,20 +34,17 @@ class Row(NamedTuple):
     torch: bool = True
     live: bool = False
     json: bool = True
-    notes: str = ""
 
 
 class Group(NamedTuple):
     """A group of commands in the table.
 
     Args:
-        about: a line for the help of the whole.
-        text: its own help.
+        about: a line for the help.
         rows: its commands.
     """
 
     about: str
-    text: str
     rows: Mapping[str, Row]
 
 
@@ -75,7 +71,7 @@ class LazyGroup(click.Group):
             return None
         row = self.table[cmd_name]
         if isinstance(row, Group):
-            return LazyGroup(cmd_name, row.rows, help=row.text)
+            return LazyGroup(cmd_name, row.rows, help=row.about)
         from forerun.cli.commands import command_of  # Here: the help of a group needs no options.
 
         return command_of(cmd_name, row)

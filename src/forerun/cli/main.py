@@ -88,7 +88,6 @@ COMMANDS: dict[str, Row | Group] = {
         example='forerun chat --model smollm2 --system "You are brief."',
         live=True,
         json=False,
-        notes="forerun.cli.options:chat_notes",
     ),
     "check": Row(
         "forerun.export.requests:check",
@@ -104,7 +103,6 @@ COMMANDS: dict[str, Row | Group] = {
     ),
     "diffusion": Group(
         "Diffusion models with fewer network passes, one way of them exact.",
-        "Diffusion models of diffusers with fewer network passes, one way of them exact.",
         DIFFUSION,
     ),
     "export": Row(
@@ -117,7 +115,6 @@ COMMANDS: dict[str, Row | Group] = {
         "Answer or complete a prompt: the model's own text.",
         example=EXAMPLE,
         live=True,
-        notes="forerun.cli.options:method_notes",
     ),
     "info": Row(
         "forerun.cli.info",
@@ -130,7 +127,6 @@ COMMANDS: dict[str, Row | Group] = {
         "Prove that speculation leaves the distribution as it is.",
         example="forerun prove --model Qwen/Qwen3-0.6B --method ngram",
         assumed="proving {model} on held-out prompts, for about a minute",
-        notes="forerun.cli.options:method_notes",
     ),
     "roofline": Row(
         "forerun.bench.roofline.request",
@@ -146,7 +142,6 @@ COMMANDS: dict[str, Row | Group] = {
         assumed="{model} on localhost",
         torch=False,
         json=False,
-        notes="forerun.cli.options:method_notes",
     ),
     "simulate": Row(
         "forerun.simulation.request",
@@ -157,7 +152,6 @@ COMMANDS: dict[str, Row | Group] = {
         torch=False,
     ),
     "train": Group(
-        "Train drafters for a model, from the model's own answers.",
         "Train drafters for a model, from the model's own answers.",
         TRAIN,
     ),

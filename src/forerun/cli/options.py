@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -66,25 +66,24 @@ class Command(click.Command):
 
     Args:
         common: options that --help shows, by name, while --help-all shows all; all if it is empty.
-        example: a command line that works, for who gives no arguments.
+        hidden: sections that the help leaves out.
+        example: a command line that works, shown if there are no arguments.
         assumed: what the command does without arguments, where it does something; `{model}` is its model.
-        notes: further help by section. Sections without options follow the first that has some.
-            Called only for the help.
     """
 
     def __init__(
         self,
         *args: Any,
         common: Sequence[str] = (),
+        hidden: Sequence[str] = (),
         example: str,
         assumed: str = "",
-        notes: Callable[[], Mapping[str, Note]] = dict,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **{"help": settings["callback"].__doc__, **settings})
         self.example = example
         self.context_settings["token_normalize_func"] = self._own_flag
-        self._assumed, self._notes, self._common = assumed, notes, common
+        self._assumed, self._common, self._hidden = assumed, common, hidden
         if common:
             self.params.append(_help_all())
 
@@ -111,7 +110,8 @@ class Command(click.Command):
             with formatter.section("Options"):
                 formatter.write_dl([record for record in found if record is not None])
             return
-        notes, rows = self._notes(), dict[str, list[tuple[str, str]]]()
+        notes, rows = method_notes(), dict[str, list[tuple[str, str]]]()
+        notes = {title: notes[title] for title in notes if title not in self._hidden}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is None:
@@ -197,11 +197,6 @@ def method_notes() -> dict[str, Note]:
         rows = [] if name in DRAFTERS else _rows(drafter.options)
         notes[f"Method {name}"] = Note(text, rows)
     return notes
-
-
-def chat_notes() -> dict[str, Note]:
-    """Texts on the methods that a conversation can use."""
-    return {title: note for title, note in method_notes().items() if title != "Method prediction"}
 
 
 def _rows(kind: type) -> list[tuple[str, str]]:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from forerun.cli.outcome import Outcome
     from forerun.cli.terminal import PlainOutput
     from forerun.engine.requests import TokenEvent
-    from forerun.measure.paired import Run
 
 
 class Output:
@@ -38,7 +37,7 @@ class Output:
     def event(self, event: TokenEvent) -> None:
         """Show the text that a token completes."""
 
-    def begin(self, label: str, run: Run) -> None:
+    def begin(self, label: str) -> None:
         """Show that a run of a comparison begins."""
 
     def end(self, text: str) -> None:

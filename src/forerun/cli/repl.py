@@ -40,7 +40,6 @@ HELP = """\
 /system [TEXT]  Set the system message, or show it.
 /clear          Forget the conversation, but not the system message.
 /set NAME VALUE Set a sampling parameter of the answers to come, such as temperature 0.5.
-/drop           Forget the oldest turn.
 /stats          Show what the last answer took.
 /save FILE      Write the messages as JSON, to go on from with --messages.
 /bye            End, as /exit, /quit, exit and Ctrl-D do.
@@ -77,7 +76,6 @@ class Repl:
             "/system": self._system,
             "/clear": self._clear,
             "/set": self._set,
-            "/drop": self._drop,
             "/stats": self._stats,
             "/save": self._save,
         }
@@ -235,10 +233,10 @@ class Repl:
             _say(f"cut after {count} tokens; --max-tokens and --max-context allow more")
 
     def _make_room(self, question: dict[str, Any], over: int) -> None:
-        """Drop the oldest turn where the user wants it.
+        """Drop the oldest turn of a conversation that is too long.
 
         Raises:
-            PromptError: where input is not a terminal, or there is nothing to drop.
+            PromptError: for a message that is too long alone.
         """
         tokens = "1 token" if over == 1 else f"{over} tokens"
         text = f"the conversation is {tokens} over the context of {self._engine.max_context}"
@@ -247,12 +245,8 @@ class Repl:
             raise PromptError(
                 f"{text}, as is this message alone; shorten it or raise --max-context."
             )
-        if not self._in_terminal:
-            raise PromptError(f"{text}; use /drop or /clear before it, or raise --max-context.")
-        click.echo(f"forerun: {text}. Drop the oldest turn? [y/n] ", nl=False, err=True)
-        if (self._typed() or "").strip().lower() not in ("y", "yes"):
-            raise PromptError(f"{text}; /drop or /clear makes room.")
-        self._drop("")
+        self._conversation.drop_oldest()
+        _say(f"{text}; its oldest turn is dropped")
 
     def _system(self, text: str) -> None:
         if text:
@@ -280,11 +274,6 @@ class Repl:
         params = replace(single.params, **{name: read})
         self._single = replace(single, params=params, origins=origins)
         _say(f"{name} is {read}")
-
-    def _drop(self, _: str) -> None:
-        if not self._conversation.drop_oldest():
-            raise PromptError("there is no turn to drop.")
-        _say("the oldest turn is dropped")
 
     def _stats(self, _: str) -> None:
         if self._last is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,6 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from forerun.cli.options import Option, flag_of
-from forerun.drafters import DRAFTERS
-from forerun.engine.resolve import KNOWN_DRAFTS
 from forerun.flags import (
     FILE,
     FLAG,
@@ -25,34 +23,11 @@ from forerun.flags import (
     joined,
     read_value,
 )
-from forerun.policies import POLICIES
 
 _SOURCES = {
     ParameterSource.COMMANDLINE: FLAG,
     ParameterSource.ENVIRONMENT: VARIABLE,
     ParameterSource.DEFAULT_MAP: FILE,
-}
-# Names of `forerun.verification.rule_names`, which loads torch.
-RULES = ("auto", "block", "coupled", "standard", "token", "traversal", "typical")
-DTYPES = ("auto", "bf16", "fp16", "fp32", "int4", "int8")
-
-
-def _models() -> list[str]:
-    return sorted({"smollm2", *KNOWN_DRAFTS, *KNOWN_DRAFTS.values()})
-
-
-# Values that a shell offers, by the name of the option; others have theirs in the schema, or none.
-COMPLETED: dict[str, Callable[[], Iterable[str]]] = {
-    "backend": lambda: ("auto", "kernels", "torch"),
-    "device": lambda: ("auto", "cpu", "cuda", "mps"),
-    "dtype": lambda: DTYPES,
-    "draft_dtype": lambda: DTYPES,
-    "draft_model": _models,
-    "method": DRAFTERS.names,
-    "model": _models,
-    "policy": POLICIES.names,
-    "rejection_sample_method": lambda: RULES,
-    "tree": lambda: ("auto",),
 }
 # Options whose value may also be a file or a directory.
 PATHS = ("model", "draft_model", "tree")
@@ -96,10 +71,7 @@ def matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 def _names_of(flag: Flag) -> Iterable[str]:
     """Values that a shell offers for an option."""
-    if flag.use.names is not None:
-        return flag.use.names()
-    names: Callable[[], Iterable[str]] = COMPLETED.get(flag.name, tuple)
-    return flag.inner.get("enum") or names()
+    return flag.inner.get("enum", ()) if flag.use.names is None else flag.use.names()
 
 
 def params_of(kind: type) -> Iterator[click.Parameter]:

@@ -19,7 +19,6 @@ from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
 from forerun.engine.text import VISIBLE
 from forerun.interrupts import PIECE, held_back, wait_until_writable
-from forerun.measure.paired import Run
 
 _WORDS = re.compile(r"\s+|\S+")
 # Characters of a long prompt that are shown, from its beginning and from its end.
@@ -42,7 +41,7 @@ class PlainOutput(Output):
         if event.text:
             self.write(event.text, event.origin)
 
-    def begin(self, label: str, run: Run) -> None:
+    def begin(self, label: str) -> None:
         """Show the progress of a comparison on one line; no thread redraws it while runs are timed."""
         if self.stderr.is_terminal:
             self.stderr.file.write(f"\r\x1b[2Kcomparing: {label}")

@@ -17,32 +17,3 @@ from forerun.core.draft import (
 from forerun.core.request import NO_HINTS, FinishReason, Hints, Request
 from forerun.core.stats import RoundTimes, Stats
 from forerun.core.tree import MOST_NODES, NO_TREE, Tree
-
-__all__ = [
-    "BLOCK_SIZE",
-    "CONTEXT_FULL",
-    "MOST_NODES",
-    "NO_DRAFT",
-    "NO_HINTS",
-    "NO_PLAN",
-    "NO_TREE",
-    "Batch",
-    "Draft",
-    "Drawing",
-    "Exactness",
-    "FinishReason",
-    "ForwardOutput",
-    "HiddenStates",
-    "Hints",
-    "LogitsFor",
-    "Origin",
-    "PlainReason",
-    "Plan",
-    "Request",
-    "RoundTimes",
-    "SparseProbs",
-    "Stats",
-    "Tree",
-    "Verdict",
-    "View",
-]

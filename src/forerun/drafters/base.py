@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
@@ -125,6 +125,20 @@ class BaseDrafter(ABC):
 
     def release(self, request: Request) -> None:
         """Do nothing: nothing is kept for a request."""
+
+
+def drafts_of(
+    requests: Sequence[Request],
+    plans: Mapping[int, Plan],
+    draft: Callable[[list[Request], list[Plan]], list[Draft]],
+) -> list[Draft]:
+    """The drafts of a batch: `draft` makes those of the requests that have a plan, by index, if any does."""
+    drafts = [NO_DRAFT] * len(requests)
+    if plans:
+        made = draft([requests[index] for index in plans], list(plans.values()))
+        for index, own in zip(plans, made, strict=True):
+            drafts[index] = own
+    return drafts
 
 
 def fits_one_call(
@@ -264,11 +278,6 @@ class HeadDrafter(BaseDrafter):
             if lacking is not None:
                 drafting[index] = plan.cut(longest)
                 missing.append(lacking)
-        drafts = [NO_DRAFT] * len(requests)
-        if not drafting:
-            return drafts
-        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        proposed = self.draft(chosen, fitting, missing, randomness)
-        for index, draft in zip(drafting, proposed, strict=True):
-            drafts[index] = draft
-        return drafts
+        return drafts_of(
+            requests, drafting, lambda chosen, own: self.draft(chosen, own, missing, randomness)
+        )

@@ -160,22 +160,24 @@ class CascadeDrafter(BaseDrafter):
             self._choice(request, plan) if plan.num_tokens else None
             for request, plan in zip(requests, plans, strict=True)
         ]
-        for number, member in enumerate(self.members):
-            if member.shared_layers and number in choices:
-                fitted = [
-                    self._fitted(plan, number) if choice == number else NO_PLAN
-                    for plan, choice in zip(plans, choices, strict=True)
-                ]
-                return member.propose(requests, fitted, randomness)
         drafts = [NO_DRAFT] * len(requests)
-        for number, member in enumerate(self.members):
+        # A member that runs layers of the target comes first: it drafts for all requests or for none.
+        for number in sorted(
+            range(len(self.members)), key=lambda n: not self.members[n].shared_layers
+        ):
+            member = self.members[number]
             indices = [index for index, choice in enumerate(choices) if choice == number]
-            if indices:
-                chosen = [requests[index] for index in indices]
-                fitted = [self._fitted(plans[index], number) for index in indices]
-                proposed = member.propose(chosen, fitted, randomness)
-                for index, draft in zip(indices, proposed, strict=True):
-                    drafts[index] = draft
+            if not indices:
+                continue
+            fitted = {index: self._fitted(plans[index], number) for index in indices}
+            if member.shared_layers:
+                own = [fitted.get(index, NO_PLAN) for index in range(len(requests))]
+                return member.propose(requests, own, randomness)
+            made = member.propose(
+                [requests[index] for index in indices], list(fitted.values()), randomness
+            )
+            for index, draft in zip(indices, made, strict=True):
+                drafts[index] = draft
         return drafts
 
     def observe(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field
 
 from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chains
-from forerun.core import CONTEXT_FULL, MOST_NODES, NO_DRAFT, Draft, Drawing, Plan, Request
-from forerun.drafters.base import BaseDrafter, fits_one_call
+from forerun.core import CONTEXT_FULL, MOST_NODES, Draft, Drawing, Plan, Request
+from forerun.drafters.base import BaseDrafter, drafts_of, fits_one_call
 from forerun.options import known, options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
@@ -109,37 +109,42 @@ class DraftModelDrafter(BaseDrafter):
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
-        from forerun.trees.growth import start
-
-        drafts = [NO_DRAFT] * len(requests)
         drafting: dict[int, Plan] = {}
-        missing = []
+        missing, full = [], []
         for index, (request, plan) in enumerate(zip(requests, plans, strict=True)):
             text = self._text(request) if plan.num_tokens else None
-            if text is None:
-                continue
             # A path is as long as the draft model's context allows.
-            left = self.cache.capacity - len(text)
-            if left > 0:
+            left = 0 if text is None else self.cache.capacity - len(text)
+            if text is not None and left > 0:
                 drafting[index] = plan.cut(left)
                 missing.append(self.cache.missing(request.row, text))
-            else:
-                drafts[index] = CONTEXT_FULL
-        if not drafting:
-            return drafts
-        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
+            elif text is not None:
+                full.append(index)
+        drafts = drafts_of(
+            requests, drafting, lambda chosen, own: self._draft(chosen, own, missing, randomness)
+        )
+        for index in full:
+            drafts[index] = CONTEXT_FULL
+        return drafts
+
+    def _draft(
+        self,
+        requests: list[Request],
+        plans: list[Plan],
+        missing: list[list[int]],
+        randomness: Randomness,
+    ) -> list[Draft]:
+        """Draft from texts that lack some tokens: chains in one call if possible."""
+        from forerun.trees.growth import start
+
+        if self._drafts_chains and fits_one_call(requests, plans, randomness):
             chains = [
                 ChainRequest(request.row, pending, plan.num_tokens, plan.drawing, request)
-                for request, pending, plan in zip(chosen, missing, fitting, strict=True)
+                for request, pending, plan in zip(requests, missing, plans, strict=True)
             ]
-            proposed = self.cache.draft_chains(chains, self._vocab_size)
-        else:
-            growths = [start(*pair) for pair in zip(chosen, fitting, strict=True)]
-            proposed = self._grow(growths, missing, randomness)
-        for index, draft in zip(drafting, proposed, strict=True):
-            drafts[index] = draft
-        return drafts
+            return self.cache.draft_chains(chains, self._vocab_size)
+        growths = [start(*pair) for pair in zip(requests, plans, strict=True)]
+        return self._grow(growths, missing, randomness)
 
     def pending(self, request: Request) -> int:
         return self.cache.pending(request.row, request.token_ids)

@@ -1,21 +1,16 @@
-"""Self-speculation: the target drafts with some of its own layers, and verifies with the rest."""
+"""Self-speculation: the target drafts with its first layers, and verifies with the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from forerun.contracts import CausalLM, DrafterSetup
-from forerun.core import Draft, Plan, Request
-from forerun.drafters.own_layers import (
-    OwnLayersDrafter,
-    check_runs_apart,
-    drafting_layers,
-    no_such_layers,
-)
+from forerun.core import Batch, Draft, Plan, Request
+from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart
 from forerun.errors import ConfigError
 from forerun.options import options
 
@@ -39,15 +34,6 @@ class LayerSkipOptions:
         le=2**31,
         description="How many of the target's first layers draft; the rest is skipped.",
     )
-    skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] | None = Field(
-        default=None, description="Or the layers that drafting leaves out, e.g. 3,4,6."
-    )
-
-    def __post_init__(self) -> None:
-        if self.exit_layer is not None and self.skip_layers is not None:
-            raise ConfigError(
-                "exit_layer and skip_layers both say which layers draft; give one of them."
-            )
 
 
 class ExitLayer:
@@ -106,23 +92,20 @@ class ExitLayer:
 
 
 class LayerSkipDrafter(OwnLayersDrafter):
-    """Drafts chains with the target's own layers, less some that are skipped.
+    """Drafts chains with the target's first layers: an early exit (LayerSkip, arXiv 2404.16710).
 
-    The layers before the first skipped one are run once for every token: their keys and values stay
-    in the target's cache, and verification continues from their output (`Draft.hidden`). Skipping
-    all layers from one on is an early exit (LayerSkip, arXiv 2404.16710). Skipping some in the
-    middle is Draft & Verify (arXiv 2309.08168): its later layers write keys of their own while
-    drafting, which are removed before verification.
+    They are run once for every token: their keys and values stay in the target's cache, and
+    verification continues from their output (`Draft.hidden`).
 
     Args:
         target: the model that drafts for itself; its layers must run separately.
-        skip_layers: the layers that drafting leaves out, never the first.
+        exit_layer: number of layers that draft.
         layer: a trained decoder layer that reads the exit's states of the whole text, in place of
             the target's own output head.
 
     Raises:
-        ConfigError: for layers that cannot be skipped, or a layer that was trained for another
-            exit.
+        ConfigError: for an exit that is not inside the target, or not the one that the layer was
+            trained for.
         UnsupportedModelError: for a target whose layers cannot run separately.
     """
 
@@ -133,20 +116,21 @@ class LayerSkipDrafter(OwnLayersDrafter):
     def __init__(
         self,
         target: CausalLM,
-        skip_layers: Collection[int],
+        exit_layer: int,
         layer: ExitLayer | None = None,
     ) -> None:
         super().__init__(target)
-        if not skip_layers:
-            raise no_such_layers(skip_layers, target.num_layers)
-        shared, *self._rest = drafting_layers(skip_layers, target.num_layers)
-        self.shared_layers = shared.stop
-        if layer is not None and (self._rest or shared.stop != layer.exit_layer):
+        if not 1 <= exit_layer < target.num_layers:
             raise ConfigError(
-                f"the trained layer belongs after layer {layer.exit_layer} and cannot be used when layers "
-                f"{sorted(skip_layers)} are skipped; give that exit_layer, or no trained layer."
+                f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
+                "exit_layer below its last layer, or use another method."
             )
-        self.layer = layer
+        if layer is not None and exit_layer != layer.exit_layer:
+            raise ConfigError(
+                f"the trained layer belongs after layer {layer.exit_layer} and cannot be used after layer "
+                f"{exit_layer}; give that exit_layer, or no trained layer."
+            )
+        self.shared_layers, self.layer = exit_layer, layer
         if layer is not None:
             self.hidden_layers, self.rows = (self.shared_layers,), layer.rows
             self.features = layer.features
@@ -160,17 +144,15 @@ class LayerSkipDrafter(OwnLayersDrafter):
 
             own_head = LayerSkipHead.open(setup.target, head)
             layer = ExitLayer(own_head, setup.rows, setup.capacity)
-        trained_for = None if layer is None else layer.exit_layer
-        own = setup.read(LayerSkipOptions)
-        return cls(setup.target, _skipped(own, setup.target, trained_for), layer)
+        exit_layer = setup.read(LayerSkipOptions).exit_layer or (layer and layer.exit_layer)
+        return cls(setup.target, exit_layer or max(1, setup.target.num_layers // 4), layer)
 
     def propose(
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         """Propose one chain per request, with the hidden states of all tokens run.
 
-        The newest committed token is run even if no draft is planned. However the call ends, the
-        layers after the shared ones hold only committed tokens.
+        The newest committed token is run even if no draft is planned.
         """
         import torch
 
@@ -183,69 +165,34 @@ class LayerSkipDrafter(OwnLayersDrafter):
                 room = min(room, self.layer.longest(request))
             running.append(start(request, replace(plan, num_tokens=room)))
         growths = running
-        vocabulary = None if self.layer is None else self.layer.vocabulary
         # By row: the shared layers' output for all tokens run.
         states: dict[int, list[Tensor]] = {request.row: [] for request in requests}
-        try:
-            while running:
-                hidden, _ = self._run(running, _newest(running), range(self.shared_layers), None)
-                for growth, state in zip(running, hidden, strict=True):
-                    states[growth.request.row].append(state)
-                # The last drafted token only runs through the shared layers, for verification.
-                growing = [index for index, growth in enumerate(running) if growth.frontier]
-                if len(growing) < len(running):
-                    running, hidden = [running[index] for index in growing], hidden[growing]
-                if running:
-                    grow(running, self._finish(running, hidden), randomness, vocabulary)
-                running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
-        finally:
-            # Remove the tokens that the later layers have written while drafting.
-            if self._rest:
-                later = range(self.shared_layers, self.target.num_layers)
-                for request in requests:
-                    self._cache.trim(request.row, len(request) - 1, later)
+        while running:
+            hidden = self._run(running)
+            for growth, state in zip(running, hidden, strict=True):
+                states[growth.request.row].append(state)
+            # The last drafted token only runs through the first layers, for verification.
+            growing = [index for index, growth in enumerate(running) if growth.frontier]
+            if len(growing) < len(running):
+                running, hidden = [running[index] for index in growing], hidden[growing]
+            if running and self.layer is not None:
+                grow(running, self.layer.logits(running, hidden), randomness, self.layer.vocabulary)
+            elif running:
+                logits = self.target.lm_head(self.target.final_norm(hidden))
+                grow(running, logits[:, 0], randomness)
+            running = [g for g in running if len(g.token_ids) == len(states[g.request.row])]
         return [
             replace(growth.finish(), hidden=torch.cat(states[growth.request.row]))
             for growth in growths
         ]
 
-    def _finish(self, growths: list[Growth], hidden: Tensor) -> Tensor:
-        """Run the layers after the shared ones on their output [B, 1, hidden_size]; return logits.
-
-        The logits are [B, V], or those of the tokens that a trained layer drafts from.
-        """
-        if self.layer is not None:
-            return self.layer.logits(growths, hidden)
-        logits: Tensor | None = None
-        for layers in self._rest:
-            hidden, logits = self._run(growths, _newest(growths), layers, hidden)
-        if logits is None:
-            logits = self.target.lm_head(self.target.final_norm(hidden))
-        return logits[:, 0]
-
-
-def _newest(growths: list[Growth]) -> list[list[int]]:
-    """The newest token of each chain, or of its text."""
-    return [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths]
-
-
-def _skipped(own: LayerSkipOptions, target: CausalLM, trained_for: int | None) -> Collection[int]:
-    """The layers to skip: those of the options, or all from a trained layer's exit on, or three quarters.
-
-    Args:
-        own: the options.
-        target: the target.
-        trained_for: the exit of a trained layer.
-
-    Raises:
-        ConfigError: for an exit that is not inside the target.
-    """
-    if own.skip_layers is not None:
-        return own.skip_layers
-    exit_layer = own.exit_layer or trained_for or max(1, target.num_layers // 4)
-    if exit_layer >= target.num_layers:
-        raise ConfigError(
-            f"the exit is after layer {exit_layer} and {target.name} has {target.num_layers}; give an "
-            "exit_layer below its last layer, or use another method."
+    def _run(self, growths: list[Growth]) -> Tensor:
+        """Run the newest token of each chain, or of its text; the exit's states [B, 1, hidden_size]."""
+        batch = Batch.after(
+            self._cache,
+            [growth.request.row for growth in growths],
+            [(growth.token_ids or growth.request.token_ids)[-1:] for growth in growths],
+            layers=range(self.shared_layers),
+            hidden_layers=(self.shared_layers,),
         )
-    return range(exit_layer, target.num_layers)
+        return self.target.forward(batch, self._cache).hidden[self.shared_layers]

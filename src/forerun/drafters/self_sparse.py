@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from pydantic import Field
 
@@ -17,8 +17,8 @@ from forerun.contracts import (
     reads_views,
 )
 from forerun.core import (
-    NO_DRAFT,
     NO_TREE,
+    Batch,
     Draft,
     ForwardOutput,
     Plan,
@@ -27,9 +27,9 @@ from forerun.core import (
     Verdict,
     View,
 )
-from forerun.drafters.base import fits_one_call
+from forerun.drafters.base import drafts_of, fits_one_call
 from forerun.drafters.likeliest import likeliest
-from forerun.drafters.own_layers import OwnLayersDrafter, check_runs_apart, drafting_layers
+from forerun.drafters.own_layers import OwnLayersDrafter
 from forerun.options import options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
@@ -51,7 +51,7 @@ USUAL_VIEW = View(sinks=4, window=512, blocks=8)
 
 @options
 class SelfSparseOptions:
-    """The part of its cache that the target reads while it drafts, and the layers that draft."""
+    """The part of its cache that the target reads while it drafts, and the tokens that it drafts."""
 
     sparse_sinks: int = Field(
         default=USUAL_VIEW.sinks,
@@ -83,10 +83,6 @@ class SelfSparseOptions:
         description="First tokens of the vocabulary that it drafts, besides those of the text and those that "
         "the target found likely; 0 for all. On the CPU kernels, in chains.",
     )
-    sparse_skip_layers: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(
-        default=(),
-        description="Layers that drafting leaves out besides, e.g. 8,9,12; never layer 0.",
-    )
 
 
 class SelfSparseDrafter(OwnLayersDrafter):
@@ -100,16 +96,13 @@ class SelfSparseDrafter(OwnLayersDrafter):
     everything. It pays if reading the keys and values takes longer than reading the weights.
 
     Args:
-        target: the model that drafts for itself; it must read views, and if layers are skipped, its
-            layers must run separately.
+        target: the model that drafts for itself; it must read views.
         view: the part of its cache that it reads while it drafts.
-        skip_layers: layers that drafting leaves out, never the first.
         draft_vocab_size: limits the tokens of chains that the target drafts in one call: to the
             first `draft_vocab_size` of the vocabulary, those of the text, and up to as many that
             the target found likely; 0: any.
 
     Raises:
-        ConfigError: for layers that cannot be skipped.
         CacheError: for a coarse view of a cache that is not in int8.
         UnsupportedModelError: for a target that always reads its whole cache.
     """
@@ -122,14 +115,14 @@ class SelfSparseDrafter(OwnLayersDrafter):
         self,
         target: CausalLM,
         view: View = USUAL_VIEW,
-        skip_layers: Collection[int] = (),
         draft_vocab_size: int = DRAFT_VOCAB_SIZE,
     ) -> None:
         super().__init__(target)
         self.view, self.draft_vocab_size = view, draft_vocab_size or None
-        self._layers = drafting_layers(skip_layers, target.num_layers)
-        check_runs_apart(target, view)
-        self._drafts_chains = drafts_chains(target) and len(self._layers) == 1
+        # Refuses a target that always reads its whole cache.
+        cache = target.new_cache(1, 1)
+        target.forward(Batch.after(cache, [0], [[0]], view=view), cache)
+        self._drafts_chains = drafts_chains(target)
         # Likely tokens by request, each once, in the order in which they were found.
         self._likely: dict[int, dict[int, None]] = {}
 
@@ -137,7 +130,7 @@ class SelfSparseDrafter(OwnLayersDrafter):
     def build(cls, setup: DrafterSetup) -> SelfSparseDrafter:
         own = setup.read(SelfSparseOptions)
         view = View(own.sparse_sinks, own.sparse_window, own.sparse_coarse, own.sparse_blocks)
-        return cls(setup.target, view, own.sparse_skip_layers, own.sparse_vocab)
+        return cls(setup.target, view, own.sparse_vocab)
 
     def attach(self, cache: Cache) -> None:
         """Receive the cache to draft in.
@@ -153,8 +146,8 @@ class SelfSparseDrafter(OwnLayersDrafter):
     def cost_share(self, request: Request) -> float | None:
         """Bytes of weights, keys and values that a drafted token reads, relative to a plain token."""
         assert reads_views(self.target)
-        context, layers = len(request), sum(map(len, self._layers))
-        plain = self.target.bytes_read(context, self.target.num_layers)
+        context, layers = len(request), self.target.num_layers
+        plain = self.target.bytes_read(context, layers)
         drafted = self.target.bytes_read(context, layers, self.view)
         return (drafted - self._bytes_spared(request)) / plain
 
@@ -192,27 +185,23 @@ class SelfSparseDrafter(OwnLayersDrafter):
         self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
     ) -> list[Draft]:
         """Propose one draft per request; however the call ends, the cache is left unchanged."""
-        drafts = [NO_DRAFT] * len(requests)
         most = min(self._cache.capacity, self.target.max_context)
         drafting = {
             index: plan.cut(most - len(request))
             for index, (request, plan) in enumerate(zip(requests, plans, strict=True))
             if plan.num_tokens and len(request) < most
         }
-        if not drafting:
-            return drafts
-        chosen, fitting = [requests[index] for index in drafting], list(drafting.values())
-        try:
-            if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
-                proposed = self._chains(chosen, fitting)
-            else:
-                proposed = self._grown(chosen, fitting, randomness)
-        finally:
-            for request in chosen:
-                self._cache.trim(request.row, len(request) - 1)
-        for index, draft in zip(drafting, proposed, strict=True):
-            drafts[index] = draft
-        return drafts
+
+        def draft(chosen: list[Request], fitting: list[Plan]) -> list[Draft]:
+            try:
+                if self._drafts_chains and fits_one_call(chosen, fitting, randomness):
+                    return self._chains(chosen, fitting)
+                return self._grown(chosen, fitting, randomness)
+            finally:
+                for request in chosen:
+                    self._cache.trim(request.row, len(request) - 1)
+
+        return drafts_of(requests, drafting, draft)
 
     def _chains(self, requests: list[Request], plans: list[Plan]) -> list[Draft]:
         assert drafts_chains(self.target)
@@ -258,14 +247,11 @@ class SelfSparseDrafter(OwnLayersDrafter):
         """Run tokens after those that each row holds; logits [N, V], row after row."""
         import torch
 
-        hidden: Tensor | None = None
-        logits: Tensor | None = None
-        rows = [trees[growth.request.row] or None for growth in growing]
-        for layers in self._layers:
-            hidden, logits = self._run(growing, tokens, layers, hidden, trees=rows, view=self.view)
-        if logits is None:
-            assert hidden is not None
-            logits = self.target.lm_head(self.target.final_norm(hidden))
+        rows = [growth.request.row for growth in growing]
+        own = [trees[row] or None for row in rows]
+        batch = Batch.after(self._cache, rows, tokens, trees=own, view=self.view)
+        logits = self.target.forward(batch, self._cache).logits
+        assert logits is not None
         if len(growing) == 1:
             return logits[0]
         return torch.cat([row[: len(new)] for row, new in zip(logits, tokens, strict=True)])

@@ -111,17 +111,6 @@ class ChatTemplate:
         return frozenset(names - _GIVEN - self._special.keys() - tokens - _FUNCTIONS)
 
     @cached_property
-    def reads_parts(self) -> bool:
-        """True if the template iterates over the parts of a content; other templates take only text.
-
-        Raises:
-            CheckpointError: for a template with a syntax error.
-        """
-        from jinja2 import nodes
-
-        return any(_is_content(loop.iter) for loop in self._tree.find_all(nodes.For))
-
-    @cached_property
     def _tree(self) -> nodes.Template:
         import jinja2
 
@@ -137,8 +126,7 @@ class ChatTemplate:
         """The prompt as text, up to the start of the model's answer.
 
         Args:
-            messages: the conversation; if the template takes only text, the text parts of a content
-                are joined by line breaks.
+            messages: the conversation; the text parts of a content are joined by line breaks.
             variables: values for names that the template reads; `tools` and `documents` are also
                 passed to it.
 
@@ -150,12 +138,10 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
 
         values = self._read(variables)
-        conversation = check_messages(messages)
-        if any(_in_parts(message) for message in conversation) and not self.reads_parts:
-            conversation = [
-                {**message, "content": text_of(message)} if _in_parts(message) else message
-                for message in conversation
-            ]
+        conversation = [
+            {**message, "content": text_of(message)} if _in_parts(message) else message
+            for message in check_messages(messages)
+        ]
         try:
             tools = [_schema(tool) for tool in values.pop("tools", None) or ()] or None
             given = {"tools": tools, "documents": None, **self._special, **values}
@@ -291,17 +277,6 @@ def _read_before_set(tree: nodes.Node) -> set[str]:
     for name in _in_order(tree):
         first.setdefault(name.name, name.ctx)
     return {name for name, use in first.items() if use == "load"}
-
-
-def _is_content(node: nodes.Node) -> bool:
-    """True if an expression is the content of a message, filtered or not."""
-    from jinja2 import nodes
-
-    while isinstance(node, nodes.Filter) and node.node is not None:
-        node = node.node
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return getattr(node, "attr", getattr(node, "name", None)) == "content"
 
 
 def _in_order(tree: nodes.Node) -> Iterator[nodes.Name]:

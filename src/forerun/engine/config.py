@@ -56,8 +56,9 @@ class SpeculativeConfig:
             have, or a combination that cannot be exact.
     """
 
-    method: Annotated[str | None, known("method", DRAFTERS.names)] = Field(
+    method: Annotated[str | None, known("method", DRAFTERS.names)] = option(
         default=None,
+        names=DRAFTERS.names,
         description="The drafter, such as draft_model, suffix or cascade. Left out, one is picked.",
     )
     model: Text | None = Field(
@@ -91,8 +92,9 @@ class SpeculativeConfig:
         description="How a draft model picks tokens: probabilistic draws as the request would, greedy takes "
         "the most likely one, auto leaves it to the rule.",
     )
-    policy: Annotated[str, known("policy", POLICIES.names)] = Field(
+    policy: Annotated[str, known("policy", POLICIES.names)] = option(
         default="auto",
+        names=POLICIES.names,
         description="How far to draft, if at all: auto decides each round by measured costs and acceptance; "
         "fixed or adaptive.",
     )

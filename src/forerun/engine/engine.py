@@ -99,7 +99,7 @@ class Engine:
         self._intake = Intake(
             target, tokenizer, self.eos_token_ids, self.max_context, settings.sampling_defaults
         )
-        self.sessions = Sessions(self._scheduler, self._intake.prompts, self.max_context)
+        self.sessions = Sessions(self._scheduler, self.max_context)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "sessions") and not name.startswith("_"):

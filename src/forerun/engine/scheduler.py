@@ -228,28 +228,19 @@ class Scheduler:
         for row in range(len(self.rows)):
             self._empty(row)
 
-    def kept(self, token_ids: list[int] | None) -> tuple[int, list[int]]:
-        """A row of an ended request, and its tokens up to the end of the longest prefix shared with a text.
-
-        Without a text, the row of the request that ended last, with all its tokens.
+    def last_text(self) -> tuple[int, list[int]]:
+        """The row of the request that ended last, and the tokens that it holds.
 
         Raises:
             ConfigError: if no row holds any.
         """
-        ended = [
-            row for row in self._least_recent if self.rows[row] is None and self._shared_by(row)
-        ]
-        if not ended:
-            raise ConfigError(
-                "no request has ended whose tokens the cache holds; generate with the text first."
-            )
-        row = ended[-1]
-        if token_ids is not None:
-            row = max(ended, key=lambda other: self._shared_by(other, token_ids))
-        shared = self._shared_by(row, token_ids)
-        if not shared:
-            raise ConfigError("the cache holds no text that begins like this one; generate first.")
-        return row, self._held[row][:shared]
+        for row in reversed(self._least_recent):
+            held = self._held[row][: self.cache.length(row)]
+            if held and self.rows[row] is None:
+                return row, held
+        raise ConfigError(
+            "no request has ended whose tokens the cache holds; generate with the text first."
+        )
 
     def fill_row(self, token_ids: list[int], write: Callable[[int], None]) -> None:
         """Let `write` put a text into a free row, as if a request had ended with it.
@@ -268,11 +259,6 @@ class Scheduler:
             raise
         self._held[row], self._namespaces[row] = token_ids, ""
         self._used(row)
-
-    def _shared_by(self, row: int, token_ids: list[int] | None = None) -> int:
-        """Number of tokens that a row holds of a text; of any text if None."""
-        held = self._held[row][: self.cache.length(row)]
-        return len(held) if token_ids is None else common_prefix(held, token_ids)
 
     def _empty(self, row: int) -> None:
         """Forget the tokens that a row holds, also in the drafter."""

@@ -12,7 +12,6 @@ from torch import Tensor
 import forerun
 from forerun.contracts import Ability, CausalLM, SavesRows
 from forerun.core import Batch, Exactness
-from forerun.engine.prompts import Prompt, PromptReader
 from forerun.engine.scheduler import Scheduler
 from forerun.errors import ConfigError, SessionError, UnsupportedModelError, shown
 from forerun.kv_cache.session_file import Contents, Session, SessionFile, write_session
@@ -33,41 +32,35 @@ class Sessions:
 
     Args:
         scheduler: the engine's.
-        prompts: turns prompts into token ids.
         max_context: most prompt and output tokens of a request.
     """
 
-    def __init__(self, scheduler: Scheduler, prompts: PromptReader, max_context: int) -> None:
-        self._scheduler, self._prompts, self._max_context = scheduler, prompts, max_context
+    def __init__(self, scheduler: Scheduler, max_context: int) -> None:
+        self._scheduler, self._max_context = scheduler, max_context
         self._parts, self._target = scheduler.parts, scheduler.parts.target
 
     def save(
         self,
         path: str | os.PathLike[str],
-        prompt: Prompt | None = None,
         *,
         notes: Mapping[str, str] = _NONE,
     ) -> Session:
-        """Write the keys and values of a text that the cache holds, so that it need not be read again.
+        """Write the keys and values of the last request that ended, so that its text need not be read again.
 
         Args:
             path: the safetensors file, which is replaced as a whole or not at all.
-            prompt: the text to save, as far as the cache holds it from its beginning on. By default
-                the text of the last request that ended, prompt and answer.
             notes: texts to save with it.
 
         Raises:
-            ConfigError: if the cache holds nothing of it, prefixes are not reused, or the cache
-                evicts.
+            ConfigError: if none has ended, prefixes are not reused, or the cache evicts.
             UnsupportedModelError: for a model whose cache cannot be saved.
             SessionError: if the file cannot be written.
         """
         self.check()
-        token_ids = None if prompt is None else self._prompts.read(prompt)
         if not all(isinstance(text, str) for pair in notes.items() for text in pair):
             raise ConfigError(f"notes are {shown(notes)}; they must be texts by name.")
         with self._scheduler.alone():
-            row, held = self._scheduler.kept(token_ids)
+            row, held = self._scheduler.last_text()
             probe = _probe(self._target, held)
             contents = Contents(tuple(held), probe, _facts(self._target, self._rows), notes)
             return write_session(path, contents, self._rows, row)

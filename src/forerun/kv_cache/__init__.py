@@ -12,17 +12,3 @@ from forerun.kv_cache.fit import (
 )
 from forerun.kv_cache.query_log import QueryLog
 from forerun.kv_cache.static import Appending, StaticCache
-
-__all__ = [
-    "Appending",
-    "CompressedCache",
-    "Evicting",
-    "QueryLog",
-    "StaticCache",
-    "check_length",
-    "check_path",
-    "check_row",
-    "check_view",
-    "held_before",
-    "layers_to_trim",
-]

@@ -23,23 +23,3 @@ from forerun.sampling.warping import (
     warp,
     warp_unchecked,
 )
-
-__all__ = [
-    "Children",
-    "DraftVocabulary",
-    "Prefix",
-    "adjusted",
-    "check_token_ids",
-    "couple",
-    "coupled_tensor",
-    "draw",
-    "draw_coupled",
-    "draw_plain",
-    "draw_siblings",
-    "draw_tensor",
-    "log_probs",
-    "most_probable",
-    "top_shares",
-    "warp",
-    "warp_unchecked",
-]

@@ -15,19 +15,6 @@ from forerun.verification.token import TokenRule
 from forerun.verification.traversal import TraversalRule
 from forerun.verification.typical import TypicalRule
 
-__all__ = [
-    "AUTO",
-    "FOR_DRAWN",
-    "RULES",
-    "TargetRows",
-    "drawing_for",
-    "make_rule",
-    "rule_for",
-    "rule_names",
-    "rule_of",
-    "verify_one",
-]
-
 AUTO = "auto"
 
 RULES = Registry(
