@@ -36,8 +36,10 @@ DecoderShape shape_of(const nb::dict& v) {
   DecoderShape s;
   s.precision = precision_named(take<std::string>(v, "precision"));
   s.head_precision = precision_named(take<std::string>(v, "head_precision"));
-  for (const auto& [name, precision] : take<std::map<std::string, std::string>>(v, "precisions")) {
-    s.precisions[name] = precision_named(precision);
+  using Formats = std::vector<std::pair<std::int64_t, std::string>>;
+  for (const auto& [name, formats] : take<std::map<std::string, Formats>>(v, "precisions")) {
+    for (const auto& [rows, precision] : formats)
+      s.precisions[name].push_back({rows, precision_named(precision)});
   }
   s.group = take<int>(v, "group");
   s.vocab = take<std::int64_t>(v, "vocab_size");

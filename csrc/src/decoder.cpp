@@ -45,7 +45,7 @@ std::size_t Decoder::layer_bytes() const {
   for (const DecoderLayer& layer : weights_->layers) {
     for (const Linear* part :
          {&layer.attention.qkv, &layer.attention.output, &layer.mlp.up, &layer.mlp.down})
-      bytes += part->matrix.shape().bytes();
+      bytes += part->bytes();
   }
   return bytes;
 }
@@ -95,7 +95,7 @@ void Decoder::forward(const ForwardCall& call, ThreadPool& pool) {
 void Decoder::read_embedding(std::int64_t token, float* x) const {
   if (shape().tied) weights_->head.matrix.unpack_row(token, x);
   else if (weights_->embedding.rows > 0) weights_->embedding.read(token, x);
-  else weights_->packed_embedding.unpack_row(token, x);
+  else weights_->packed_embedding.matrix.unpack_row(token, x);
   const float scale = shape().embedding_scale;
   if (scale != 1.0f) vector_ops(limit_).scale(x, scale, shape().hidden, x);
 }
@@ -218,7 +218,7 @@ const PackedMatrix& Decoder::head() const { return weights_->head.matrix; }
 void Decoder::run_head(const PackedMatrix& rows, const float* normed, std::int64_t tokens,
                        float* logits, ThreadPool& pool) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  Linear{rows, {}}.run(normed, tokens, logits, workspace_->layers.activations, pool);
+  Linear{rows, {}, {}}.run(normed, tokens, logits, workspace_->layers.activations, pool);
   scale_logits(logits, tokens * rows.shape().rows, pool);
 }
 

@@ -69,7 +69,7 @@ DecoderWeights::DecoderWeights(const DecoderShape& s) : shape(s) {
   make_vectors();
   make_matrices();
   const bool wide = shape.precision == Precision::fp32;
-  const bool packed = packed_embedding.shape().rows > 0;
+  const bool packed = packed_embedding.rows() > 0;
   if (!shape.tied && !packed) embedding.make(shape.vocab, shape.hidden, wide);
   if (shape.learned_positions) positions.make(shape.max_context, shape.hidden, wide);
 }
@@ -145,37 +145,51 @@ void DecoderWeights::make_vectors() {
   make_norm(norm, shape);
 }
 
-MatrixShape DecoderWeights::matrix_shape(const std::string& name, std::int64_t rows,
-                                         std::int64_t cols) const {
+// Of the parts of a matrix that have one format each.
+std::vector<MatrixShape> DecoderWeights::shapes_of(const std::string& name, std::int64_t rows,
+                                                   std::int64_t cols) const {
   const auto own = shape.precisions.find(name);
-  const bool is_head = name == (shape.tied ? "embedding.weight" : "head.weight");
-  const Precision usual = is_head ? shape.head_precision : shape.precision;
-  const bool differs = own == shape.precisions.end() && usual != shape.precision;
-  const Precision precision = own == shape.precisions.end() ? usual : own->second;
-  return MatrixShape::make(precision, rows, cols, differs ? 0 : shape.group);
+  if (own == shape.precisions.end()) {
+    const bool is_head = name == (shape.tied ? "embedding.weight" : "head.weight");
+    const Precision usual = is_head ? shape.head_precision : shape.precision;
+    return {MatrixShape::make(usual, rows, cols, usual == shape.precision ? shape.group : 0)};
+  }
+  std::vector<MatrixShape> parts;
+  for (const RowsFormat& part : own->second) {
+    parts.push_back(MatrixShape::make(part.precision, part.rows, cols, shape.group));
+    rows -= part.rows;
+  }
+  if (rows != 0 || parts.empty())
+    throw std::invalid_argument("the formats of " + name + " are not of all its rows");
+  return parts;
 }
 
 void DecoderWeights::make_matrices() {
   const std::int64_t mixed = shape.heads * shape.head_dim;
   std::vector<std::pair<PackedMatrix*, MatrixShape>> all;  // in the order of use
+  const auto add = [&](Linear& linear, const std::string& name, std::int64_t rows,
+                       std::int64_t cols, bool stacked = false) {
+    const std::vector<MatrixShape> parts = shapes_of(name, rows, cols);
+    if (parts.size() > 1 && !stacked)
+      throw std::invalid_argument(name + " is one matrix and takes one format");
+    linear.more.resize(parts.size() - 1);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      all.emplace_back(i == 0 ? &linear.matrix : &linear.more[i - 1], parts[i]);
+  };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i);
-    const auto add = [&](PackedMatrix& matrix, const char* name, std::int64_t rows,
-                         std::int64_t cols) {
-      all.emplace_back(&matrix, matrix_shape(prefix + name, rows, cols));
-    };
     DecoderLayer& layer = layers[i];
-    add(layer.attention.qkv.matrix, ".qkv.weight", shape.qkv_rows(), shape.hidden);
-    add(layer.attention.output.matrix, ".output.weight", shape.hidden, mixed);
+    add(layer.attention.qkv, prefix + ".qkv.weight", shape.qkv_rows(), shape.hidden, true);
+    add(layer.attention.output, prefix + ".output.weight", shape.hidden, mixed);
     const char* up = shape.gated ? ".gate_up.weight" : ".up.weight";
-    add(layer.mlp.up.matrix, up, shape.up_rows(), shape.hidden);
-    add(layer.mlp.down.matrix, ".down.weight", shape.hidden, shape.intermediate);
+    add(layer.mlp.up, prefix + up, shape.up_rows(), shape.hidden, true);
+    add(layer.mlp.down, prefix + ".down.weight", shape.hidden, shape.intermediate);
   }
-  const char* last = shape.tied ? "embedding.weight" : "head.weight";
-  all.emplace_back(&head.matrix, matrix_shape(last, shape.vocab, shape.hidden));
+  add(head, shape.tied ? "embedding.weight" : "head.weight", shape.vocab, shape.hidden);
   const auto table = shape.precisions.find("embedding.weight");
-  if (!shape.tied && table != shape.precisions.end() && table->second >= Precision::int8)
-    all.emplace_back(&packed_embedding, matrix_shape(table->first, shape.vocab, shape.hidden));
+  if (!shape.tied && table != shape.precisions.end() &&
+      table->second.front().precision >= Precision::int8)
+    add(packed_embedding, table->first, shape.vocab, shape.hidden);
   std::size_t bytes = 0;
   for (const auto& [matrix, its_shape] : all) bytes += its_shape.bytes();
   memory = Buffer(bytes);
@@ -191,14 +205,13 @@ namespace {
 NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
   SelfAttention& attention = layer.attention;
   Mlp& mlp = layer.mlp;
-  const std::pair<const char*, PackedMatrix*> matrices[] = {
-      {"qkv.weight", &attention.qkv.matrix},
-      {"output.weight", &attention.output.matrix},
-      {"gate_up.weight", &mlp.up.matrix},
-      {"up.weight", &mlp.up.matrix},
-      {"down.weight", &mlp.down.matrix}};
-  for (const auto& [name, matrix] : matrices) {
-    if (rest == name) return {matrix, nullptr, nullptr};
+  const std::pair<const char*, Linear*> matrices[] = {{"qkv.weight", &attention.qkv},
+                                                      {"output.weight", &attention.output},
+                                                      {"gate_up.weight", &mlp.up},
+                                                      {"up.weight", &mlp.up},
+                                                      {"down.weight", &mlp.down}};
+  for (const auto& [name, linear] : matrices) {
+    if (rest == name) return {linear, nullptr, nullptr};
   }
   const std::pair<const char*, std::vector<float>*> vectors[] = {
       {"input_norm.weight", &layer.input_norm.weight},
@@ -233,11 +246,11 @@ NamedWeight DecoderWeights::find(const std::string& name) {
   if (name == "norm.weight") return {nullptr, nullptr, &norm.weight};
   if (name == "norm.bias" && shape.layer_norm) return {nullptr, nullptr, &norm.bias};
   if (name == "embedding.weight") {
-    if (shape.tied) return {&head.matrix, nullptr, nullptr};
+    if (shape.tied) return {&head, nullptr, nullptr};
     if (embedding.rows == 0) return {&packed_embedding, nullptr, nullptr};
     return {nullptr, &embedding, nullptr};
   }
-  if (name == "head.weight" && !shape.tied) return {&head.matrix, nullptr, nullptr};
+  if (name == "head.weight" && !shape.tied) return {&head, nullptr, nullptr};
   if (name == "positions.weight" && shape.learned_positions) return {nullptr, &positions, nullptr};
   return {};
 }
@@ -249,8 +262,8 @@ void check_rows(const std::string& name, const NamedWeight& weight, std::int64_t
                 std::int64_t count, std::int64_t cols) {
   std::int64_t rows = 1;
   std::int64_t expected = 0;
-  if (weight.matrix != nullptr)
-    rows = weight.matrix->shape().rows, expected = weight.matrix->shape().cols;
+  if (weight.linear != nullptr)
+    rows = weight.linear->rows(), expected = weight.linear->matrix.shape().cols;
   if (weight.table != nullptr) rows = weight.table->rows, expected = weight.table->cols;
   // A vector may come in parts (the biases of q, k and v): its "rows" are its values.
   if (weight.vector != nullptr)
@@ -264,14 +277,24 @@ void check_rows(const std::string& name, const NamedWeight& weight, std::int64_t
   }
 }
 
-// Packs a matrix by `pack` on all threads; an error names the weight.
+// Packs rows [first, first + count) of a matrix on all threads, by pack(part, first row in it, rows
+// before, rows) for each of its parts; an error names the weight.
 template <class Pack>
-void pack_named(const std::string& name, ThreadPool& pool, Pack pack) {
+void pack_named(const std::string& name, Linear& linear, std::int64_t first, std::int64_t count,
+                ThreadPool& pool, Pack pack) {
   const Forward forward(pool);
-  try {
-    pack();
-  } catch (const std::domain_error& error) {
-    throw std::domain_error(name + ": " + error.what());
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i <= linear.more.size(); ++i) {
+    PackedMatrix& part = i == 0 ? linear.matrix : linear.more[i - 1];
+    const std::int64_t end = begin + part.shape().rows;
+    const std::int64_t from = std::max(first, begin);
+    const std::int64_t rows = std::min(first + count, end) - from;
+    try {
+      if (rows > 0) pack(part, from - begin, from - first, rows);
+    } catch (const std::domain_error& error) {
+      throw std::domain_error(name + ": " + error.what());
+    }
+    begin = end;
   }
 }
 
@@ -284,15 +307,24 @@ void Decoder::load(const std::string& name, std::int64_t first, std::int64_t cou
   if (weight.table != nullptr) return weight.table->store(first, count, data, type);
   if (weight.vector != nullptr)
     return read_values(data, type, 0, count, weight.vector->data() + first);
-  pack_named(name, pool, [&] { pack_rows(*weight.matrix, first, count, data, type, pool); });
+  const std::size_t row_bytes = static_cast<std::size_t>(cols) * (type == SourceType::fp32 ? 4 : 2);
+  pack_named(name, *weight.linear, first, count, pool,
+             [&](PackedMatrix& part, std::int64_t at, std::int64_t before, std::int64_t rows) {
+               const auto* from = static_cast<const std::uint8_t*>(data);
+               pack_rows(part, at, rows, from + static_cast<std::size_t>(before) * row_bytes, type,
+                         pool);
+             });
 }
 
 void Decoder::load_codes(const std::string& name, std::int64_t first, std::int64_t count,
                          std::int64_t cols, const CodedRows& rows, ThreadPool& pool) {
   const NamedWeight weight = weights_->find(name);
   check_rows(name, weight, first, count, cols);
-  if (weight.matrix == nullptr) throw std::invalid_argument(name + " is not a matrix");
-  pack_named(name, pool, [&] { pack_codes(*weight.matrix, first, count, rows, pool); });
+  if (weight.linear == nullptr) throw std::invalid_argument(name + " is not a matrix");
+  pack_named(name, *weight.linear, first, count, pool,
+             [&](PackedMatrix& part, std::int64_t at, std::int64_t before, std::int64_t n) {
+               pack_codes(part, at, n, rows.from(before, part.shape()), pool);
+             });
 }
 
 }  // namespace forerun::cpu

@@ -28,7 +28,7 @@ struct Table {
 
 // What a name stands for: one of the three, or nothing.
 struct NamedWeight {
-  PackedMatrix* matrix = nullptr;
+  Linear* linear = nullptr;
   Table* table = nullptr;
   std::vector<float>* vector = nullptr;
 };
@@ -42,7 +42,7 @@ struct DecoderWeights {
   Norm norm;
   Linear head;
   // One of the two, neither where the head is the embedding: quantized, or as a table.
-  PackedMatrix packed_embedding;
+  Linear packed_embedding;
   Table embedding;
   Table positions;  // empty unless learned
   Buffer memory;    // of all matrices
@@ -54,7 +54,8 @@ struct DecoderWeights {
   void make_layer(DecoderLayer& layer, const LayerShape& each);
   void make_vectors();
   void make_matrices();
-  MatrixShape matrix_shape(const std::string& name, std::int64_t rows, std::int64_t cols) const;
+  std::vector<MatrixShape> shapes_of(const std::string& name, std::int64_t rows,
+                                     std::int64_t cols) const;
 };
 
 }  // namespace forerun::cpu

@@ -57,14 +57,8 @@ void pack_rows(PackedMatrix& matrix, std::int64_t first, std::int64_t count, con
 
 void pack_codes(PackedMatrix& matrix, std::int64_t first, std::int64_t count, const CodedRows& rows,
                 ThreadPool& pool) {
-  const std::int64_t cols = matrix.shape().cols;
-  const std::int64_t groups = matrix.shape().groups();
-  const std::int64_t of_row = matrix.shape().offsets();
   pack_ranges(count, pool, [&](std::int64_t begin, std::int64_t n) {
-    const std::uint16_t* offsets =
-        rows.offsets == nullptr ? nullptr : rows.offsets + begin * of_row;
-    matrix.pack_codes(first + begin, n,
-                      {rows.codes + begin * cols, rows.scales + begin * groups, offsets});
+    matrix.pack_codes(first + begin, n, rows.from(begin, matrix.shape()));
   });
 }
 
@@ -107,9 +101,31 @@ void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, Threa
   });
 }
 
+std::int64_t Linear::rows() const {
+  std::int64_t rows = matrix.shape().rows;
+  for (const PackedMatrix& part : more) rows += part.shape().rows;
+  return rows;
+}
+
+std::size_t Linear::bytes() const {
+  std::size_t bytes = matrix.shape().bytes();
+  for (const PackedMatrix& part : more) bytes += part.shape().bytes();
+  return bytes;
+}
+
 void Linear::run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
                  ThreadPool& pool, LinearOptions options) const {
-  run(activations.pack(matrix.shape(), x, tokens, pool), y, pool, options);
+  if (more.empty()) return run(activations.pack(matrix.shape(), x, tokens, pool), y, pool, options);
+  const PackedMatrix* next = options.next;
+  const std::int64_t stride = rows();
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i <= more.size(); ++i) {
+    const PackedMatrix& part = i == 0 ? matrix : more[i - 1];
+    options.bias = bias.empty() ? nullptr : bias.data() + first;
+    options.next = i < more.size() ? &more[i] : next;
+    linear(part, activations.pack(part.shape(), x, tokens, pool), y + first, stride, pool, options);
+    first += part.shape().rows;
+  }
 }
 
 void Linear::run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options) const {
@@ -281,29 +297,26 @@ Gate gate_of(Activation activation, const VectorOps& ops) {
 }  // namespace
 
 // The inner values for x, packed for `down`.
-const Activations& Mlp::inner(LayerRun& run, const Activations& x) const {
+const Activations& Mlp::inner(LayerRun& run, const float* x, std::int64_t tokens) const {
   LayerSpace& space = run.space;
-  const std::int64_t tokens = x.tokens();
-  const std::int64_t size = down.matrix.shape().cols;
+  const MatrixShape& then = down.matrix.shape();
+  const std::int64_t size = then.cols;
   LinearOptions options = {nullptr, false, &down.matrix};
-  if (gated && size % kBlockRows == 0) options.gate = gate_of(activation, vector_ops(space.limit));
-  if (options.gate != nullptr) {
-    if (packs_at_once(x, down.matrix.shape(), run.pool)) {
-      options.packed = &space.packed_inner.of(down.matrix.shape());
-      up.run(x, nullptr, run.pool, options);
-      return *options.packed;
-    }
-  }
+  if (gated && size % kBlockRows == 0 && up.more.empty())
+    options.gate = gate_of(activation, vector_ops(space.limit));
   space.inner.reserve(tokens * size);
   float* y = space.inner.data();
   if (options.gate != nullptr) {
-    up.run(x, y, run.pool, options);
+    const Activations& packed = space.activations.pack(up.matrix.shape(), x, tokens, run.pool);
+    if (packs_at_once(packed, then, run.pool)) options.packed = &space.packed_inner.of(then);
+    up.run(packed, y, run.pool, options);
+    if (options.packed != nullptr) return *options.packed;
   } else {
-    space.up.reserve(tokens * up.matrix.shape().rows);
-    up.run(x, space.up.data(), run.pool, options);
+    space.up.reserve(tokens * up.rows());
+    up.run(x, tokens, space.up.data(), space.activations, run.pool, options);
     activate(activation, gated, space.up.data(), tokens, size, y, space.limit, run.pool);
   }
-  return space.activations.pack(down.matrix.shape(), y, tokens, run.pool);
+  return space.activations.pack(then, y, tokens, run.pool);
 }
 
 void Mlp::run(LayerRun& run, const float* x, float* y, bool accumulate,
@@ -311,9 +324,8 @@ void Mlp::run(LayerRun& run, const float* x, float* y, bool accumulate,
   const std::int64_t hidden = up.matrix.shape().cols;
   for (std::int64_t first = 0; first < run.tokens.count(); first += kMlpTokens) {
     const std::int64_t tokens = std::min(kMlpTokens, run.tokens.count() - first);
-    const Activations& in =
-        run.space.activations.pack(up.matrix.shape(), x + first * hidden, tokens, run.pool);
-    down.run(inner(run, in), y + first * hidden, run.pool, {nullptr, accumulate, next});
+    down.run(inner(run, x + first * hidden, tokens), y + first * hidden, run.pool,
+             {nullptr, accumulate, next});
   }
 }
 

@@ -62,13 +62,17 @@ struct Norm {
 
 struct Linear {
   PackedMatrix matrix;
+  std::vector<PackedMatrix> more;  // of the rows after it, in other formats
   std::vector<float> bias;
+
+  std::int64_t rows() const;
+  std::size_t bytes() const;
 
   // x [tokens, cols], packed into `activations` on the way; y [tokens, rows], or half the rows with
   // a gate. Of the options the bias is its own.
   void run(const float* x, std::int64_t tokens, float* y, ActivationSet& activations,
            ThreadPool& pool, LinearOptions options = {}) const;
-  // The same for tokens that are packed already.
+  // The same for tokens that are packed already, of a matrix in one format.
   void run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options = {}) const;
 };
 
@@ -141,7 +145,7 @@ struct Mlp {
            const PackedMatrix* next) const;
 
  private:
-  const Activations& inner(LayerRun& run, const Activations& x) const;
+  const Activations& inner(LayerRun& run, const float* x, std::int64_t tokens) const;
 };
 
 // x += residual_scale * norm(attention(norm(x))), then the same with the MLP. A norm without

@@ -11,17 +11,24 @@ namespace forerun::cpu::test {
 
 inline bool coin(Random& random) { return between(random, 0, 1) == 1; }
 
-// Matrices in precisions of their own, as in files that mix them.
+// Matrices, and parts of them, in precisions of their own, as in files that mix them.
 inline void mix_precisions(DecoderShape& s, Random& random) {
-  const auto mix = [&](const std::string& name) {
-    if (coin(random)) s.precisions[name] = any_precision(random);
+  const auto mix = [&](const std::string& name, std::int64_t rows, bool parts) {
+    while (rows > 0 && (coin(random) || s.precisions.count(name) > 0)) {
+      const std::int64_t some = parts ? between(random, 1, rows) : rows;
+      s.precisions[name].push_back({some, any_precision(random)});
+      rows -= some;
+    }
   };
   for (std::int64_t i = 0; i < s.layers; ++i) {
-    for (const char* name : {"qkv", "output", "gate_up", "up", "down"})
-      mix("layers." + std::to_string(i) + "." + name + ".weight");
+    const std::string at = "layers." + std::to_string(i) + ".";
+    mix(at + "qkv.weight", s.qkv_rows(), true);
+    mix(at + (s.gated ? "gate_up.weight" : "up.weight"), s.up_rows(), true);
+    mix(at + "output.weight", s.hidden, false);
+    mix(at + "down.weight", s.hidden, false);
   }
-  mix("embedding.weight");
-  mix("head.weight");
+  mix("embedding.weight", s.vocab, false);
+  mix("head.weight", s.vocab, false);
 }
 
 inline DecoderShape random_shape(Random& random) {

@@ -36,10 +36,17 @@ struct LayerShape {
 
 enum class HeadNorm { none, head, whole };
 
+// Rows of a matrix in one precision.
+struct RowsFormat {
+  std::int64_t rows;
+  Precision precision;
+};
+
 struct DecoderShape {
   Precision precision = Precision::bf16;
-  Precision head_precision = Precision::bf16;   // of the output head and, where tied, the embedding
-  std::map<std::string, Precision> precisions;  // of weights that differ, by name
+  Precision head_precision = Precision::bf16;  // of the output head and, where tied, the embedding
+  // Of weights that differ, by name: of all their rows, from the first on.
+  std::map<std::string, std::vector<RowsFormat>> precisions;
   int group = 0;  // columns that share a scale, for integer formats; 0: default
   std::int64_t vocab = 1;
   std::int64_t hidden = 1;

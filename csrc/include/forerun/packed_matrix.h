@@ -116,6 +116,12 @@ struct CodedRows {
   const std::uint8_t* codes = nullptr;
   const std::uint16_t* scales = nullptr;
   const std::uint16_t* offsets = nullptr;
+
+  // From a row on, of such a matrix.
+  CodedRows from(std::int64_t row, const MatrixShape& shape) const {
+    return {codes + row * shape.cols, scales + row * shape.groups(),
+            offsets == nullptr ? nullptr : offsets + row * shape.offsets()};
+  }
 };
 
 // A view: the memory (zero-filled, 64-byte aligned, shape.bytes() long) belongs to the caller, who

@@ -148,11 +148,11 @@ def stored_bytes(layout: Layout, formats: Mapping[str, str]) -> float:
 
     Args:
         layout: the decoder's tensors.
-        formats: precisions of its matrices, by name.
+        formats: precisions of its matrices, by published key.
     """
     return sum(
-        math.prod(tensor.shape) * STORED_FORMATS[formats.get(tensor.name, "fp32")]
-        for tensor in layout.tensors
+        math.prod(shape) * STORED_FORMATS[formats.get(key, "fp32")]
+        for key, shape in layout.published.items()
     )
 
 

@@ -45,10 +45,10 @@ class CodedSource(Source, Protocol):
     """A source of weights that are already quantized, in groups of 32 columns."""
 
     def formats(self, layout: Layout) -> Mapping[str, str]:
-        """The lowest precision on the kernels that holds each of the decoder's matrices, by name."""
+        """The precision of each stored matrix of a decoder on the kernels, by its published key."""
 
-    def codes(self, key: str, start: int, stop: int, precision: str) -> Any:
-        """Rows [start, stop) of a tensor in a quantized precision.
+    def codes(self, key: str, start: int, stop: int) -> Any:
+        """Rows [start, stop) of a matrix that the kernels hold quantized.
 
         They are uint8 `codes` [rows, cols], fp16 `scales` and optional `offsets` [rows, cols / 32].
         """

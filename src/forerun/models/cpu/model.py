@@ -35,7 +35,7 @@ from forerun.models.cpu.cache import (
 )
 from forerun.models.cpu.modules import CpuModules, drafts_of, native_chain, rows_to_fill
 from forerun.models.cpu.threads import shared_pool, thread_pool
-from forerun.models.cpu.weights import chunks, coded_chunks, describe_shape
+from forerun.models.cpu.weights import chunks, describe_shape
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
@@ -337,15 +337,10 @@ class CpuModel:
         layout = layout_of(self.shape)
         keys = match_keys(source, layout)
         for tensor in loading(layout.tensors, self.name):
-            precision = formats.get(tensor.name, "")
             try:
-                if precision.startswith(("int", "q")):
-                    coded = coded_chunks(tensor, cast(CodedSource, source), keys, precision)
-                    for start, groups in coded:
-                        self._load_codes(tensor.name, start, groups)
-                else:
-                    for start, chunk in chunks(tensor, source, keys):
-                        self._load_values(tensor.name, start, chunk)
+                for start, chunk in chunks(tensor, source, keys, formats):
+                    load = self._load_values if isinstance(chunk, Tensor) else self._load_codes
+                    load(tensor.name, start, chunk)
             except ValueError as error:
                 raise CheckpointError(f"{source.name}: {error}.") from None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from forerun.models.architecture import Architecture
-from forerun.models.layouts import Fused, Published
+from forerun.models.layouts import Fused, Published, layout_of
 from forerun.models.rope import frequencies
 from forerun.models.sources import CodedSource, Source
 
@@ -29,7 +29,7 @@ ACTIVATIONS = {
 
 
 def describe_shape(
-    shape: Architecture, precision: str, group: int, precisions: Mapping[str, str]
+    shape: Architecture, precision: str, group: int, formats: Mapping[str, str]
 ) -> dict[str, Any]:
     """The architecture in the form that the kernels take.
 
@@ -37,7 +37,7 @@ def describe_shape(
         shape: the architecture.
         precision: precision of the weights.
         group: columns that share a scale; 0 for the precision's own number.
-        precisions: precisions of matrices that differ, by name.
+        formats: precisions of matrices that differ, by published key.
     """
     kinds = sorted({kind for kind in shape.ropes if kind is not None})
     places: dict[str | None, int] = {kind: place for place, kind in enumerate(kinds)} | {None: -1}
@@ -46,7 +46,11 @@ def describe_shape(
         **vars(shape),
         "precision": precision,
         "head_precision": "int8" if precision == "int4" else precision,
-        "precisions": dict(precisions),
+        "precisions": {
+            tensor.name: _runs(tensor, formats)
+            for tensor in layout_of(shape).tensors
+            if all(part.key in formats for part in tensor.parts)
+        },
         "group": group,
         "activation": ACTIVATIONS[shape.activation],
         "each": [
@@ -57,27 +61,32 @@ def describe_shape(
     }
 
 
-def chunks(tensor: Fused, source: Source, keys: dict[str, str]) -> Iterator[tuple[int, Tensor]]:
+def _runs(tensor: Fused, formats: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Numbers of rows of one precision each, from the first on."""
+    runs = groupby(tensor.parts, lambda part: formats[part.key])
+    return [(sum(part.rows for part in parts), precision) for precision, parts in runs]
+
+
+def chunks(
+    tensor: Fused, source: Source, keys: Mapping[str, str], formats: Mapping[str, str]
+) -> Iterator[tuple[int, Any]]:
     """Rows of a tensor with the index of the first, read chunk by chunk from its published parts.
 
     Args:
         tensor: the tensor.
         source: source of the published parts.
         keys: the source's keys by published key.
+        formats: precisions of matrices by published key; rows in a quantized one are as
+            `CodedSource.codes` says, all others are a tensor.
     """
     for part, first, start, stop in _ranges(tensor):
+        if formats.get(part.key, "").startswith(("int", "q")):
+            yield first, cast(CodedSource, source).codes(keys[part.key], start, stop)
+            continue
         chunk = source.slice(keys[part.key], int(part.transposed), start, stop)
         if tensor.offset or chunk.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             chunk = chunk.float() + tensor.offset
         yield first, (chunk.t() if part.transposed else chunk).contiguous()
-
-
-def coded_chunks(
-    tensor: Fused, source: CodedSource, keys: dict[str, str], precision: str
-) -> Iterator[tuple[int, Any]]:
-    """Rows of a tensor in a quantized precision with the index of the first; see `CodedSource.codes`."""
-    for part, first, start, stop in _ranges(tensor):
-        yield first, source.codes(keys[part.key], start, stop, precision)
 
 
 def _ranges(tensor: Fused) -> Iterator[tuple[Published, int, int, int]]:

@@ -1,14 +1,14 @@
 """Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
 Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are held exactly,
-and so are Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. Where several types make up
-one matrix these products are rounded to fp16. All other blocks are quantized again, to 8 bits.
+and so are Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. All other blocks are
+quantized again, to 8 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -94,19 +94,6 @@ class Groups:
     offsets: NDArray[np.float16] | None = None
 
     @np.errstate(over="ignore", invalid="ignore")
-    def held_in(self, precision: str) -> Groups:
-        """The rows converted, without loss, to a format that includes their own."""
-        if precision == self.precision:
-            return self
-        codes, offsets = self.codes, self.offsets
-        if offsets is None and precision == "int8":
-            return replace(self, precision=precision, codes=codes + np.uint8(128 - 8))
-        if offsets is None:
-            # Exact, because it is the scale times a power of two.
-            offsets = self.scales * np.float16(-_ZEROS[self.precision])
-        return Groups(precision, codes, self.scales, offsets)
-
-    @np.errstate(over="ignore", invalid="ignore")
     def values(self) -> NDArray[np.float32]:
         """The weights, [rows, cols]."""
         shape = (*self.scales.shape, GROUP)
@@ -155,15 +142,10 @@ class SuperBlocks:
         return (scales * (codes - 32 * symmetric) + offsets).reshape(self.codes.shape)
 
 
-def super_blocks_of(rows: _Bytes, kind: Kind) -> SuperBlocks:
-    """Stored rows of one of the types that `precision_of` holds in blocks, [rows, bytes of a row]."""
-    return _SUPER_BLOCKS[kind](rows)
-
-
 # Scales that are not finite are refused later, when they are loaded.
 @np.errstate(over="ignore", invalid="ignore")
-def groups_of(rows: _Bytes, kind: Kind) -> Groups:
-    """Stored rows, [rows, bytes of a row], converted to groups.
+def codes_of(rows: _Bytes, kind: Kind) -> Groups | SuperBlocks:
+    """Stored rows, [rows, bytes of a row], in the precision that `precision_of` gives them.
 
     Raises:
         UnsupportedModelError: for a type that the package gguf cannot read.
@@ -173,19 +155,9 @@ def groups_of(rows: _Bytes, kind: Kind) -> Groups:
 
 
 def precision_of(kind: Kind, cols: int) -> str:
-    """The lowest precision on the kernels that holds rows of `cols` weights of a type."""
+    """The precision on the kernels of rows of `cols` weights of a type."""
     precision = _PRECISIONS.get(kind, "int8")
     return "int8" if precision == "q5_0" and cols % (2 * GROUP) else precision
-
-
-def is_exact(kind: Kind) -> bool:
-    """True if the kernels hold weights of a type without rounding, whatever they are stacked with."""
-    return kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
-
-
-def in_blocks(precision: str) -> bool:
-    """True for a precision that holds llama.cpp's blocks number for number."""
-    return precision.startswith("q")
 
 
 def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
@@ -228,35 +200,18 @@ def _q4_1(rows: _Bytes) -> Groups:
     return Groups("int4_offset", _nibbles(codes), _halves(scales), _halves(offsets))
 
 
-def _q5_0_block(rows: _Bytes) -> SuperBlocks:
-    scales, high, low = _fields(rows, 2, 4, 16)
-    return SuperBlocks(
-        "q5_0", _nibbles(low) + _fifth_bits(high), _halves(scales).view(np.uint16), None
-    )
-
-
-def _q5_0(rows: _Bytes) -> Groups:
-    scales, high, low = _fields(rows, 2, 4, 16)
-    codes = _nibbles(low) + _fifth_bits(high) + np.uint8(128 - 16)
-    return Groups("int8", codes, _halves(scales))
+def _q5_0(rows: _Bytes) -> Groups | SuperBlocks:
+    fields = _fields(rows, 2, 4, 16)
+    scales, codes = _halves(fields[0]), _nibbles(fields[2]) + _fifth_bits(fields[1])
+    if precision_of(Kind.Q5_0, codes.shape[1]) == "q5_0":
+        return SuperBlocks("q5_0", codes, scales.view(np.uint16), None)
+    return Groups("int8", codes + np.uint8(128 - 16), scales)
 
 
 def _q5_1(rows: _Bytes) -> Groups:
     scales, offsets, high, low = _fields(rows, 2, 2, 4, 16)
     codes = _nibbles(low) + _fifth_bits(high)
     return Groups("int8_offset", codes, _halves(scales), _halves(offsets))
-
-
-def _rounded(blocks: SuperBlocks, precision: str) -> Groups:
-    """Groups with the same codes, with scales and offsets in fp16."""
-    assert blocks.offsets is not None
-    rows, groups = blocks.scales.shape
-    steps = blocks.scales.view(np.uint8).reshape(rows, -1, 8, 2)
-    factors = blocks.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
-    scales, offsets = np.moveaxis((steps * factors).astype(np.float16), -1, 0)
-    return Groups(
-        precision, blocks.codes, scales.reshape(rows, groups), offsets.reshape(rows, groups)
-    )
 
 
 def _blocks(
@@ -308,17 +263,12 @@ def _quantized(values: NDArray[np.float32]) -> Groups:
     return Groups("int8", codes.reshape(values.shape), scales)
 
 
-_SPLIT: dict[Kind, Callable[[_Bytes], Groups]] = {
+_SPLIT: dict[Kind, Callable[[_Bytes], Groups | SuperBlocks]] = {
     Kind.Q8_0: _q8_0,
     Kind.Q4_0: _q4_0,
     Kind.Q4_1: _q4_1,
     Kind.Q5_0: _q5_0,
     Kind.Q5_1: _q5_1,
-    Kind.Q4_K: lambda rows: _rounded(_q4_k(rows), "int4_offset"),
-    Kind.Q5_K: lambda rows: _rounded(_q5_k(rows), "int8_offset"),
-}
-_SUPER_BLOCKS = {
-    Kind.Q5_0: _q5_0_block,
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
     Kind.Q6_K: _q6_k,

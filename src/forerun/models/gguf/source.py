@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,12 +20,9 @@ from forerun.models.architecture import Architecture
 from forerun.models.gguf.blocks import (
     Groups,
     SuperBlocks,
-    groups_of,
-    in_blocks,
-    is_exact,
+    codes_of,
     precision_of,
     refuse_unread,
-    super_blocks_of,
     values_of,
 )
 from forerun.models.gguf.families import FAMILIES
@@ -87,52 +84,21 @@ class GgufSource:
         return tensor.bytes()[order[start:stop]]
 
     def formats(self, layout: Layout) -> dict[str, str]:
-        """The lowest precision on the kernels that holds each stored matrix of a decoder.
-
-        A matrix of which a part is missing is left out.
-        """
+        """The precision of each stored matrix of a decoder on the kernels, by its published key."""
         return {
-            tensor.name: _together(
-                precision_of(self.tensors[part.key].kind, tensor.shape[1]) for part in tensor.parts
-            )
+            part.key: precision_of(self.tensors[part.key].kind, tensor.shape[1])
             for tensor in layout.tensors
-            if len(tensor.shape) == 2 and all(part.key in self.tensors for part in tensor.parts)
+            for part in tensor.parts
+            if len(tensor.shape) == 2 and part.key in self.tensors
         }
 
-    def codes(self, key: str, start: int, stop: int, precision: str) -> Groups | SuperBlocks:
-        """Rows [start, stop) of a matrix in a quantized precision."""
-        rows, kind = self.rows(key, start, stop), self.tensors[key].kind
-        return (
-            super_blocks_of(rows, kind)
-            if in_blocks(precision)
-            else groups_of(rows, kind).held_in(precision)
-        )
+    def codes(self, key: str, start: int, stop: int) -> Groups | SuperBlocks:
+        """Rows [start, stop) of a matrix that the kernels hold quantized."""
+        return codes_of(self.rows(key, start, stop), self.tensors[key].kind)
 
     def _order(self, key: str, start: int, stop: int) -> Any:
         order = self._orders.get(key)
         return slice(start, stop) if order is None else torch.from_numpy(order[start:stop].copy())
-
-
-_NARROW = ("int4", "int4_offset", "int8", "q4_k", "q5_k", "q6_k", "q5_0")
-# Precisions from the narrowest on, each with the others that it includes.
-_HELD = {
-    "int4": (),
-    "q4_k": (),
-    "q5_k": (),
-    "q6_k": (),
-    "q5_0": (),
-    "int4_offset": ("int4", "q4_k"),
-    "int8": ("int4", "q6_k", "q5_0"),
-    "int8_offset": _NARROW,
-    "bf16": (*_NARROW, "int8_offset"),
-    "fp32": (*_NARROW, "int8_offset", "bf16"),
-}
-
-
-def _together(precisions: Iterable[str]) -> str:
-    """The narrowest precision that holds parts of several precisions."""
-    wanted = set(precisions)
-    return next(name for name, others in _HELD.items() if wanted <= {name, *others})
 
 
 def frequency_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
@@ -209,7 +175,7 @@ def roundings(source: GgufSource, layout: Layout) -> list[Rounding]:
     for tensor in layout.tensors:
         for part in tensor.parts:
             stored = source.tensors[part.key].kind.name
-            precision = formats.get(tensor.name, "fp32")
+            precision = formats.get(part.key, "fp32")
             keys.setdefault((stored, precision), []).append(part.key)
     found = [
         Rounding(
@@ -228,7 +194,7 @@ def roundings(source: GgufSource, layout: Layout) -> list[Rounding]:
 
 def _error(source: GgufSource, key: str, precision: str) -> float:
     kind, shape = source.tensors[key].kind, source.shapes[key]
-    if precision == "fp32" or (is_exact(kind) and precision.startswith("int")):
+    if precision == "fp32":
         return 0.0
     rows = min(_ROWS, shape[0])
     exact = values_of(source.rows(key, 0, rows), kind).double()
@@ -242,4 +208,4 @@ def _error(source: GgufSource, key: str, precision: str) -> float:
 def _rounded(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:
     if precision == "bf16":
         return exact.bfloat16().double()
-    return torch.from_numpy(source.codes(key, 0, rows, precision).values()).double()
+    return torch.from_numpy(source.codes(key, 0, rows).values()).double()
