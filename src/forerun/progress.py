@@ -30,11 +30,6 @@ def report(what: str, done: int, total: int) -> None:
         watch(what, done, total)
 
 
-def watching() -> Watch | None:
-    """The watcher of this thread's progress, if there is one."""
-    return _watch.get()
-
-
 @contextmanager
 def heard_by(hear: Callable[[str], None]) -> Iterator[None]:
     """Hand the sentences that this thread says to `hear` while the block runs."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun.engine.engine import Engine
+from forerun.measure.ledger import Ledger
 from forerun.training.conversations import RECORDS
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
@@ -127,22 +128,22 @@ def test_wrong_use(cli: Cli, args: tuple[str, ...], said: str) -> None:
 
 def test_an_interruption_leaves_what_is_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     summary(cli, "--num-conversations", "9", "--output", "whole.jsonl")
-    step, steps = Engine.step, 0
+    append, appended = Ledger.append, 0
 
-    def pressed(engine: Engine) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 30:
+    def pressed(ledger: Ledger[Any], records: Sequence[Any]) -> None:
+        nonlocal appended
+        appended += 1
+        if appended == 6:
             raise KeyboardInterrupt
-        return step(engine)
+        append(ledger, records)
 
     command = ("train", "data", cli.target, *SMALL, "--num-conversations", "9")
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", pressed)
+        patch.setattr(Ledger, "append", pressed)
         result = cli.run(*command)
     number = len(list(RECORDS.read("target-data.jsonl")))
     assert result.exit_code == 130
-    assert 0 < number < 9
+    assert number == 5
     assert (
         f"{number} conversations are in target-data.jsonl; the same command goes on"
         in result.stderr

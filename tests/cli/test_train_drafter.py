@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from forerun.progress import heard_by
-from forerun.training.data_request import _TimeLeft
 from forerun.training.loop import Trainer
 from forerun.training.processes import Processes
 from tests.helpers.command_line import Cli
@@ -160,18 +158,6 @@ def test_a_started_file_is_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     limits = ("--num-conversations", "1", "--max-tokens", "4", "--prompt-tokens", "4")
     result = cli.run("train", "data", cli.target, "--output", "made.jsonl", *limits)
     assert "made.jsonl.part is what an interrupted 'forerun train' has written" in result.stderr
-
-
-def test_the_time_that_is_left_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, said = list[int](), list[str]()
-    clock = iter([0.0, 60.0, 120.0])
-    monkeypatch.setattr("forerun.training.data_request.perf_counter", lambda: next(clock))
-    left = _TimeLeft(lambda _, done, __: seen.append(done))
-    with heard_by(said.append):
-        for done in (40, 41, 90, 95):
-            left("conversations", done, 1000)
-    assert seen == [40, 41, 90, 95]
-    assert said == ["910 more conversations, about 18 minutes"]
 
 
 def test_from_nothing_with_a_config_of_the_training(

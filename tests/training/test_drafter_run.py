@@ -351,12 +351,7 @@ def test_training_begins_with_the_weights_of_a_head(
     other.write()
     files = HeadFiles.open(tmp_path / "fewer")
     assert files.own["recipe"]["settings"]["draft_vocab_size"] == len(files.tensors["d2t"]) == 40
-    assert files.own["recipe"]["begun_with_tokens"] == run.report.best.progress.tokens > 0
-    card = (tmp_path / "fewer" / "README.md").read_text()
-    assert (
-        f"{run.report.best.progress.tokens} tokens that it began with; it can draft 40 tokens"
-        in card
-    )
+    assert "it can draft 40 tokens" in (tmp_path / "fewer" / "README.md").read_text()
     with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
             *("dspark", targets["llama"], data, tmp_path / "other"),

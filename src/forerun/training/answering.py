@@ -1,13 +1,11 @@
-"""Answers many questions with a model, given ones or its own, with all rows of its engine busy.
+"""Answers many questions with a model, given ones or its own, lot by lot.
 
-The output depends on the questions and the settings alone. Conversations are numbered, each request has
-its own seed, repeated prompts are recognized in the order of the numbers, and conversations are returned
-in that order.
+The output depends on the questions and the settings alone, not on the size of a lot: conversations are
+numbered, each request has its own seed, and repeated prompts are recognized in the order of the numbers.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +23,8 @@ from forerun.training.settings import DataSettings
 
 # A request's seed is made of the settings' seed, the conversation's number and the part drawn.
 _ITEM_BITS, _PART_BITS = 32, 8
+# Conversations answered together for each row of the engine: the last rows of each lot run alone.
+_LOT = 4
 # Placeholder for the user's text, at which the rendered template is cut.
 _MARK = "forerun-user-text"
 # Prompts that the model writes keep this most likely share.
@@ -39,23 +39,19 @@ class Exchange:
 
     Args:
         item: number of the conversation.
-        question: the question; None until the model has written it.
-        written: completion in which the model wrote the question.
+        question: the question.
         prompt_ids: prompt of the turn to answer, as token ids.
         messages: messages up to that turn.
         records: one record for each answer.
         skipped: reason for which the conversation is left out; empty if it is not.
-        done: True if no further answer will come.
     """
 
     item: int
-    question: Question | None = None
-    written: Completion | None = None
+    question: Question
     prompt_ids: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     skipped: str = ""
-    done: bool = False
 
 
 class Answering:
@@ -89,14 +85,6 @@ class Answering:
         self._tokenizer: Any = engine.tokenizer
         self._template = ChatTemplate.of(self._tokenizer)
         self._opening = self._find_opening()
-        self._jobs: dict[int, Exchange] = {}
-        # Both in the order of their numbers: not yet returned, and not yet written by the model.
-        self._open: deque[Exchange] = deque()
-        self._undecided: deque[Exchange] = deque()
-        self._ready: deque[Exchange] = deque()
-        self._next = self._wanted = 0
-        self._next_seed = 0
-        engine.use_seeds(lambda: self._next_seed)
 
     def conversations(self, first: int, wanted: int) -> Iterator[Exchange]:
         """Yield conversations in order, starting with number `first`, skipped ones included.
@@ -106,19 +94,21 @@ class Answering:
         Raises:
             ForerunError: the error that a request failed with.
         """
-        self._next, self._wanted = first, wanted
-        try:
-            while self._fill():
-                self._engine.step()
-                for number in self._engine.ended:
-                    self._end(self._jobs.pop(number), self._engine.completion(number))
-                yield from self._finished()
-            yield from self._finished()
-        finally:
-            for number in self._jobs:
-                self._engine.cancel(number)
-                self._engine.completion(number)
-            self._jobs.clear()
+        while wanted > 0:
+            count = min(wanted, _LOT * self._engine.max_batch_size)
+            if self._questions is not None:
+                count = min(count, len(self._questions) - first)
+            if count <= 0:
+                return
+            lot = self._ask(range(first, first + count))
+            first += count
+            for exchange in lot:
+                exchange.skipped = exchange.skipped or self._objection(exchange)
+            open_turns = [exchange for exchange in lot if not exchange.skipped]
+            wanted -= len(open_turns)
+            while open_turns:
+                open_turns = self._answer(open_turns)
+            yield from lot
 
     def _find_opening(self) -> Opening:
         if self._template is None:
@@ -134,40 +124,36 @@ class Answering:
         self._template.encode(asking("Hello", self._system), self._variables)
         return Opening(())
 
-    def _fill(self) -> bool:
-        """Start requests in all free rows; True if any request runs."""
-        while len(self._jobs) < self._engine.max_batch_size:
-            conversation = self._ready.popleft() if self._ready else self._begin()
-            if conversation is None:
-                break
-            self._start(conversation)
-        return bool(self._jobs)
+    def _ask(self, items: range) -> list[Exchange]:
+        """Conversations with their questions, which the model writes now if none are given."""
+        if self._questions is not None:
+            return [Exchange(item, self._questions[item]) for item in items]
+        completions = self._complete(
+            [self._seed(item, 0) for item in items],
+            [list(self._opening.token_ids)] * len(items),
+            [self._writing(item) for item in items],
+        )
+        return [self._written(item, own) for item, own in zip(items, completions, strict=True)]
 
-    def _begin(self) -> Exchange | None:
-        """The next conversation to start a request for; None if there is none now."""
-        # The model never writes more prompts at once than answers are still wanted.
-        while self._wanted > len(self._undecided):
-            questions, item = self._questions, self._next
-            if questions is not None and item >= len(questions):
-                return None
-            self._next += 1
-            conversation = Exchange(item, None if questions is None else questions[item])
-            self._open.append(conversation)
-            if questions is None:
-                self._undecided.append(conversation)
-                return conversation
-            self._decide(conversation)
-            if self._ready:
-                return self._ready.popleft()
-        return None
+    def _answer(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
+        """Answer the next turn of each conversation; returns those that have another turn."""
+        completions = self._complete(
+            [self._seed(exchange.item, 1 + len(exchange.records)) for exchange in exchanges],
+            [exchange.prompt_ids for exchange in exchanges],
+            [self._answering(exchange.item) for exchange in exchanges],
+        )
+        pairs = zip(exchanges, completions, strict=True)
+        return [exchange for exchange, completion in pairs if self._goes_on(exchange, completion)]
 
-    def _start(self, conversation: Exchange) -> None:
-        writes = conversation.question is None
-        part = 0 if writes else 1 + len(conversation.records)
-        self._next_seed = self._seed(conversation.item, part)
-        params = self._writing(conversation.item) if writes else self._answering(conversation.item)
-        prompt = list(self._opening.token_ids) if writes else conversation.prompt_ids
-        self._jobs[self._engine.add(prompt, params)] = conversation
+    def _complete(
+        self,
+        seeds: Sequence[int],
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+    ) -> list[Completion]:
+        following = iter(seeds)
+        self._engine.use_seeds(lambda: next(following))
+        return self._engine.generate(prompts, params)
 
     def _seed(self, item: int, part: int) -> int:
         """Seed of a request; part 0 of a conversation is the question that the model writes."""
@@ -195,51 +181,28 @@ class Answering:
             max_tokens=settings.max_tokens,
         )
 
-    def _end(self, conversation: Exchange, completion: Completion) -> None:
-        """Process the completion of a conversation's request."""
-        if completion.error is not None:
-            raise completion.error
-        if conversation.question is not None:
-            self._answered(conversation, completion)
-            return
-        conversation.written = completion
-        while self._undecided and self._undecided[0].written is not None:
-            conversation = self._undecided.popleft()
-            self._read_written(conversation, conversation.written)
-
-    def _read_written(self, conversation: Exchange, written: Completion | None) -> None:
-        """Make the text that the model wrote the question."""
-        assert written is not None
+    def _written(self, item: int, written: Completion) -> Exchange:
+        """A conversation whose question is the text that the model wrote."""
         stopped = written.finish_reason is FinishReason.STOP
         if self._template is None:
-            conversation.question = Question((written.text,), "sampled", "sampled")
-            conversation.prompt_ids = [*written.prompt_ids, *written.token_ids]
-            conversation.skipped = "ended" if stopped else ""
-        else:
-            conversation.question = Question((written.text.strip(),), "magpie", "magpie")
-            conversation.skipped = "" if stopped else "unfinished"
-        self._decide(conversation)
+            question = Question((written.text,), "sampled", "sampled")
+            prompt_ids = [*written.prompt_ids, *written.token_ids]
+            return Exchange(item, question, prompt_ids, skipped="ended" if stopped else "")
+        question = Question((written.text.strip(),), "magpie", "magpie")
+        return Exchange(item, question, skipped="" if stopped else "unfinished")
 
-    def _decide(self, conversation: Exchange) -> None:
-        """Queue a conversation for its answer, or mark it as skipped."""
-        conversation.skipped = conversation.skipped or self._objection(conversation)
-        conversation.done = bool(conversation.skipped)
-        if not conversation.done:
-            self._wanted -= 1
-            self._ready.append(conversation)
-
-    def _objection(self, conversation: Exchange) -> str:
-        question = conversation.question
-        assert question is not None
+    def _objection(self, exchange: Exchange) -> str:
+        """Reason for which a conversation is left out; empty if it is not."""
+        question = exchange.question
         if not all(normalized(turn) for turn in question.turns):
             return "empty"
         system = self._system if question.system is None else question.system
-        conversation.messages = asking(question.turns[0], system)
+        exchange.messages = asking(question.turns[0], system)
         try:
-            conversation.prompt_ids = conversation.prompt_ids or self._encoded(conversation)
+            exchange.prompt_ids = exchange.prompt_ids or self._encoded(exchange)
         except PromptError:
             return "refused"
-        if not self._fits(conversation):
+        if not self._fits(exchange):
             return "too_long"
         if any(self._kept_out.holds(turn) for turn in question.turns):
             return "kept_out"
@@ -249,62 +212,47 @@ class Answering:
         self._seen.add(key)
         return ""
 
-    def _encoded(self, conversation: Exchange) -> list[int]:
+    def _encoded(self, exchange: Exchange) -> list[int]:
         if self._template is not None:
-            return self._template.encode(conversation.messages, self._variables)
-        return encode_text(self._tokenizer, str(conversation.messages[-1]["content"]))
+            return self._template.encode(exchange.messages, self._variables)
+        return encode_text(self._tokenizer, str(exchange.messages[-1]["content"]))
 
-    def _fits(self, conversation: Exchange) -> bool:
-        room = self._engine.max_context - len(conversation.prompt_ids)
-        return bool(conversation.prompt_ids) and room >= self._settings.max_tokens
+    def _fits(self, exchange: Exchange) -> bool:
+        room = self._engine.max_context - len(exchange.prompt_ids)
+        return bool(exchange.prompt_ids) and room >= self._settings.max_tokens
 
-    def _answered(self, conversation: Exchange, completion: Completion) -> None:
-        """Record an answer, and continue with the next turn if there is one."""
-        question, turn = conversation.question, len(conversation.records)
-        assert question is not None
-        conversation.records.append(
-            Record(
-                source=question.source,
-                category=question.category,
-                prompt_ids=list(completion.prompt_ids),
-                answer_ids=list(completion.token_ids),
-                temperature=self._settings.temperature_of(conversation.item),
-                finish=str(completion.finish_reason),
-                seed=self._seed(conversation.item, 1 + turn),
-                prompt=question.turns[turn],
-                answer=completion.text,
-                item=conversation.item,
-                turn=turn,
-            )
+    def _goes_on(self, exchange: Exchange, completion: Completion) -> bool:
+        """Record an answer, and set the prompt of the next turn; False if there is none."""
+        question, turn = exchange.question, len(exchange.records)
+        record = Record(
+            source=question.source,
+            category=question.category,
+            prompt_ids=list(completion.prompt_ids),
+            answer_ids=list(completion.token_ids),
+            temperature=self._settings.temperature_of(exchange.item),
+            finish=str(completion.finish_reason),
+            seed=self._seed(exchange.item, 1 + turn),
+            prompt=question.turns[turn],
+            answer=completion.text,
+            item=exchange.item,
+            turn=turn,
         )
         # A base model has no turns, and a conversation does not continue after an answer that was cut.
         cut = completion.finish_reason is not FinishReason.STOP or self._template is None
-        if cut or turn + 1 == len(question.turns) or not self._next_turn(conversation, completion):
-            conversation.done = True
-            return
-        conversation.records[-1] = replace(conversation.records[-1], more=True)
-        # It goes first, because its row still holds the earlier turns.
-        self._ready.appendleft(conversation)
+        last = cut or turn + 1 == len(question.turns)
+        more = not last and self._next_turn(exchange, completion.text, question.turns[turn + 1])
+        exchange.records.append(replace(record, more=more))
+        return more
 
-    def _next_turn(self, conversation: Exchange, completion: Completion) -> bool:
+    def _next_turn(self, exchange: Exchange, answer: str, asked: str) -> bool:
         """Set the prompt of the next turn; False if that turn cannot be asked."""
-        assert conversation.question is not None
-        asked = conversation.question.turns[len(conversation.records)]
-        conversation.messages = [
-            *conversation.messages,
-            {"role": "assistant", "content": completion.text},
-            {"role": "user", "content": asked},
-        ]
+        said = [{"role": "assistant", "content": answer}, {"role": "user", "content": asked}]
+        exchange.messages = [*exchange.messages, *said]
         try:
-            conversation.prompt_ids = self._encoded(conversation)
+            exchange.prompt_ids = self._encoded(exchange)
         except PromptError:
             return False
-        return self._fits(conversation)
-
-    def _finished(self) -> Iterator[Exchange]:
-        """Yield the next conversations in order, as far as they are done."""
-        while self._open and self._open[0].done:
-            yield self._open.popleft()
+        return self._fits(exchange)
 
 
 @dataclass(frozen=True)
@@ -340,8 +288,8 @@ def chat_opening(
         UnknownNameError, ConfigError: for a variable that the template does not read.
     """
     text = template.render(asking(_MARK, system), variables)
-    before, found, after = text.partition(_MARK)
-    if not found or _MARK in after:
+    before, mark, after = text.partition(_MARK)
+    if not mark or _MARK in after:
         raise PromptError(
             "the chat template does not write a user's text once and as it is, so the model cannot go on "
             "from there; give a file of prompts."

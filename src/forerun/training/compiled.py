@@ -1,12 +1,10 @@
-"""Faster arithmetic: functions compiled by torch where a compiler is available, and products in bf16."""
+"""Faster arithmetic: functions compiled by torch where a compiler is available."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import cache
-from threading import RLock
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -18,7 +16,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_compiling, _casting = RLock(), RLock()
 # Minimum number of columns for which compiling, which takes some seconds, pays.
 LEAST_COLUMNS = 1024
 
@@ -35,16 +32,8 @@ def compiled(function: Callable[P, R], columns: int) -> Callable[P, R]:
 @cache
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
     chosen: list[Callable[P, R]] = [torch.compile(function, dynamic=False)]
-    ready: list[bool] = []
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Only one of several threads compiles.
-        with nullcontext() if ready else _compiling:
-            made = attempt(*args, **kwargs)
-        ready[:] = [True]
-        return made
-
-    def attempt(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return chosen[0](*args, **kwargs)
         except Exception as error:
@@ -55,17 +44,6 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return run
-
-
-@contextmanager
-def in_bf16(device: torch.device) -> Iterator[None]:
-    """Context in which products are in bf16, for one thread at a time.
-
-    Threads share torch's cache of weights in bf16, which is dropped when any thread's context ends.
-    With several threads at once, the rounding of gradients would depend on chance.
-    """
-    with _casting, torch.autocast(device.type, torch.bfloat16):
-        yield
 
 
 def filled(size: int, *tensors: Tensor) -> list[Tensor]:

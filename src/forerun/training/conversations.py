@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,7 @@ class Record:
 
 def _content(record: Record) -> dict[str, Any]:
     """Fields of a record, without optional ones that have their default."""
-    content = vars(record)
-    return {
-        each.name: content[each.name]
-        for each in fields(record)
-        if not (each.name in _OPTIONAL and not content[each.name])
-    }
+    return {name: v for name, v in vars(record).items() if v or name not in _OPTIONAL}
 
 
 RECORDS = Format(
@@ -141,6 +136,12 @@ class ExampleBatch:
     def to(self, device: torch.device) -> ExampleBatch:
         """A copy with its tensors on a device."""
         return replace(self, token_ids=self.token_ids.to(device), answers=self.answers.to(device))
+
+    @property
+    def temperatures(self) -> Tensor:
+        """Temperature of each token of the answers, [R]; 1 for greedy ones."""
+        rows = torch.tensor([example.temperature or 1.0 for example in self.conversations])
+        return rows.to(self.answers.device)[self.answers.nonzero()[:, 0]]
 
     @property
     def tokens(self) -> int:

@@ -10,8 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -29,11 +28,8 @@ from forerun.training.settings import DataSettings
 
 # Default number of conversations if the model writes the questions and no limit is given.
 USUAL_CONVERSATIONS = 1000
-_NO_LIMIT = 2**62
 # After this many skipped prompts in a row, the model's own prompts count as unusable.
 _MOST_SKIPPED = 500
-# Settings that say when to stop but not what is written; a later run may change them.
-_BUDGETS = ("num_conversations", "num_tokens")
 
 
 @dataclass
@@ -141,7 +137,9 @@ class DataRun:
             "template_vars": variables,
             "questions": None if questions is None else _digest(questions),
             "keep_out": _digest(kept) if kept else None,
-            **{name: value for name, value in vars(settings).items() if name not in _BUDGETS},
+            **{
+                name: value for name, value in vars(settings).items() if name != "num_conversations"
+            },
         }
         self._file = Ledger(path, RECORDS, self.making, self._resume)
 
@@ -161,11 +159,9 @@ class DataRun:
         started, before = perf_counter(), self._engine.stats.num_emitted_tokens
         waiting: Counter[str] = Counter()
         try:
-            with closing(self._conversations()) as conversations:
-                for conversation in conversations:
-                    self._take(conversation, waiting)
-                    if self._enough():
-                        break
+            left = self.wanted - self.summary.conversations
+            for exchange in self._answering.conversations(self._next, left):
+                self._take(exchange, waiting)
         finally:
             self.summary.seconds += perf_counter() - started
             self.summary.new_tokens += self._engine.stats.num_emitted_tokens - before
@@ -182,60 +178,41 @@ class DataRun:
             self._seen.add(key_of(whole))
         self._next = record.item + 1
 
-    def _conversations(self) -> Generator[Exchange]:
-        if not self._enough():
-            wanted = self.wanted - self.summary.conversations
-            yield from self._answering.conversations(self._next, wanted)
-
     @property
     def wanted(self) -> int:
-        """Most conversations of the file; very many without a limit."""
-        settings = self._settings
-        if settings.num_conversations is not None:
-            return settings.num_conversations
-        endless = self._questions is not None or settings.num_tokens is not None
-        return _NO_LIMIT if endless else USUAL_CONVERSATIONS
+        """Most conversations of the file."""
+        if self._settings.num_conversations is not None:
+            return self._settings.num_conversations
+        return USUAL_CONVERSATIONS if self._questions is None else len(self._questions)
 
-    def _enough(self) -> bool:
-        tokens = self._settings.num_tokens
-        full = tokens is not None and self.summary.answer_tokens >= tokens
-        return full or self.summary.conversations >= self.wanted
-
-    def _take(self, conversation: Exchange, waiting: Counter[str]) -> None:
+    def _take(self, exchange: Exchange, waiting: Counter[str]) -> None:
         """Write a conversation, or count the reason why it was skipped, for the next record."""
-        if conversation.skipped:
-            waiting[conversation.skipped] += 1
+        if exchange.skipped:
+            waiting[exchange.skipped] += 1
             if self._questions is None and waiting.total() >= _MOST_SKIPPED:
+                reasons = ", ".join(f"{count} {name}" for name, count in waiting.most_common())
                 raise TrainingError(
                     f"{_MOST_SKIPPED} prompts in a row that the model wrote cannot be used "
-                    f"({_listed(waiting)}); give it questions from a file."
+                    f"({reasons}); give it questions from a file."
                 )
         else:
-            first, *others = conversation.records
+            first, *others = exchange.records
             records = [replace(first, skipped=dict(waiting)), *others]
             self._file.append(records)
             waiting.clear()
             for record in records:
                 self.summary.count(record)
             self.summary.new_conversations += 1
-        self._report(conversation.item)
-
-    def _report(self, item: int) -> None:
-        tokens, wanted = self._settings.num_tokens, self.wanted
-        if tokens is not None:
-            report("answers (tokens)", self.summary.answer_tokens, tokens)
-        elif self._questions is not None:
-            report("questions", item + 1, len(self._questions))
+        if self._questions is not None:
+            report("questions", exchange.item + 1, len(self._questions))
         else:
-            report("conversations", self.summary.conversations, wanted)
+            report("conversations", self.summary.conversations, self.wanted)
 
 
 def _digest(questions: Iterable[Question]) -> str:
     """SHA-256 of questions, which identifies them."""
-    found = hashlib.sha256()
-    for question in questions:
-        found.update(json.dumps(vars(question)).encode())
-    return found.hexdigest()
+    texts = (json.dumps(vars(question)) for question in questions)
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _check_room(engine: Engine, settings: DataSettings) -> None:
@@ -245,7 +222,3 @@ def _check_room(engine: Engine, settings: DataSettings) -> None:
             f"answers of {settings.max_tokens} tokens after prompts of up to {settings.prompt_tokens} do "
             f"not fit a context of {engine.max_context}; ask for fewer or for a longer context."
         )
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.most_common())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from forerun.files import printable
 from forerun.flags import Given, from_variables, request_from
 from forerun.measure.questions import FILES
 from forerun.options import FileName, option, options, part
-from forerun.progress import Watch, say, watched_by, watching
+from forerun.progress import say
 from forerun.report.result import Result
 from forerun.training.settings import DataSettings
 
@@ -157,39 +156,13 @@ def _written(data: DataRun, output: str) -> Summary:
     if data.summary.conversations:
         say(f"going on after {data.summary.conversations} conversations in {output}")
     try:
-        with watched_by(_TimeLeft(watching())):
-            return data.run()
+        return data.run()
     except KeyboardInterrupt:
         say(
             f"{data.summary.conversations} conversations are in {output}; the same command goes on from "
             "there"
         )
         raise
-
-
-class _TimeLeft:
-    """A watcher that says once, after a twentieth of the work, how long the rest takes.
-
-    Args:
-        watch: the watcher that is told as well.
-    """
-
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch, self._began, self._said = watch, perf_counter(), False
-        self._first: int | None = None
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._watch is not None:
-            self._watch(what, done, total)
-        if self._first is None:
-            self._first = done
-        new = done - self._first
-        if self._said or 20 * new < total:
-            return
-        self._said = True
-        minutes = (perf_counter() - self._began) * (total - done) / new / 60
-        if minutes >= 1:
-            say(f"{total - done} more {what}, about {minutes:.0f} minutes")
 
 
 def _in_words(content: Mapping[str, Any]) -> list[str]:

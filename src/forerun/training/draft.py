@@ -8,16 +8,16 @@ its embedding and its output head.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AutoConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, TrainingError
@@ -28,51 +28,18 @@ from forerun.models.config import as_transformers
 from forerun.models.families import LLAMA_LIKE
 from forerun.models.layouts import HEAD, layout_of
 from forerun.models.sources import match_keys
-from forerun.training.compiled import in_bf16
 from forerun.training.objective import AnchoredTokens, Drafts, Objective
 from forerun.training.settings import DraftSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import DEVIATION, PublishedModule, Untrained, hang, layer_config
+from forerun.training.untrained import Untrained, layer_config
 
 EMBEDDING = "model.embed_tokens.weight"
-_PREFIX = "model."
-
-
-class DraftModule(nn.Module):
-    """A draft model in training; its parameters have their published names.
-
-    Args:
-        shape: architecture of the model, Llama-like.
-        first: initial tensors by published name; the others are initialized at random.
-    """
-
-    def __init__(self, shape: Architecture, first: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        shapes = layout_of(shape).published
-        inner = {name.removeprefix(_PREFIX): size for name, size in shapes.items() if name != HEAD}
-        self.model = PublishedModule(shape, inner)
-        if HEAD in shapes:
-            hang(self, HEAD, torch.randn(shapes[HEAD]) * DEVIATION)
-        with torch.no_grad():
-            for name, tensor in first.items():
-                self.get_parameter(name).copy_(tensor)
-
-    @property
-    def output(self) -> Tensor:
-        """Matrix of the output head, [V, hidden_size]."""
-        return self.get_parameter(EMBEDDING if self.model.shape.tied else HEAD)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Final hidden states after each token of texts [B, S], [B, S, hidden_size]."""
-        hidden = functional.embedding(token_ids, self.get_parameter(EMBEDDING))
-        return self.model.normed(self.model.over_text(hidden), "norm")
 
 
 class TextObjective(Objective):
     """Training objective of a draft model, or of an adapter that reads the target's states.
 
-    The module learns the target's row for every token of the answers. From texts, as token ids or
-    states, it computes the input of the output head at every token; `output` is that head's matrix.
+    The module learns the target's row for every token of the answers.
 
     Args:
         layer: hidden layer of the target that an adapter reads; None for a model that reads token ids.
@@ -84,9 +51,8 @@ class TextObjective(Objective):
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts on a batch, one after another, so that every token of an answer is in one."""
-        texts = lesson.batch.token_ids if self.layer is None else lesson.hidden[self.layer]
-        with in_bf16(texts.device):
-            states = self.module(texts)
+        with torch.autocast(lesson.probs.device.type, torch.bfloat16):
+            states, output = self._run(lesson)
         # A token is predicted by the state of the token before it.
         wanted = lesson.rows[:, 1:]
         first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
@@ -96,7 +62,14 @@ class TextObjective(Objective):
         )
         rows, *_ = following.there.nonzero(as_tuple=True)
         predicting = states[rows, following.tokens[following.there] - 1]
-        return Drafts(following, [(predicting.bfloat16(), self.module.output.bfloat16())])
+        return Drafts(following, [(predicting.bfloat16(), output.bfloat16())])
+
+    def _run(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """Input of the output head at every token, [B, S, hidden_size], and that head's matrix."""
+        if self.layer is not None:
+            return self.module(lesson.hidden[self.layer]), self.module.output
+        output = self.module.model(lesson.batch.token_ids, use_cache=False)
+        return output.last_hidden_state, self.module.lm_head.weight
 
 
 def spread(num_layers: int, count: int) -> list[int]:
@@ -126,8 +99,10 @@ def config_like(target: Any, layers: Sequence[int], *, tied: bool) -> Any:
     return config
 
 
-def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor]:
-    """Tensors of some layers of a target and of its final norm, by their published names in a draft.
+def layers_of(
+    checkpoint: Checkpoint, layers: Sequence[int], names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Tensors of a draft by name, from some layers of a target and its final norm.
 
     Raises:
         CheckpointError: for weights that are missing or broken.
@@ -135,16 +110,12 @@ def layers_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, Tensor
     complete = checkpoint.with_weights()
     source = complete.source()
     stored = match_keys(source, layout_of(complete.architecture))
-    tensors = {}
-    for published, key in stored.items():
-        _, inner, rest = published.partition(f"{_PREFIX}layers.")
-        number, _, name = rest.partition(".")
-        if not inner and published not in (EMBEDDING, HEAD):
-            tensors[published] = source.read(key)
-        for place, layer in enumerate(layers):
-            if inner and int(number) == layer:
-                tensors[f"{inner}{place}.{name}"] = source.read(key)
-    return tensors
+    theirs = {
+        name: re.sub(r"(?<=layers\.)\d+", lambda place: str(layers[int(place[0])]), name)
+        for name in names
+        if name not in (EMBEDDING, HEAD)
+    }
+    return {name: source.read(stored[own]) for name, own in theirs.items()}
 
 
 def embeddings_of(target: CausalLM, *, tied: bool) -> dict[str, Tensor]:
@@ -189,27 +160,29 @@ def draft_model(
             f"hidden_size is {size}; it must be even, so that pairs of numbers are rotated."
         )
     text = checkpoint.config.get_text_config()
-    tied = own.tied_embeddings == "yes"
-    if own.tied_embeddings == "auto":
-        tied = checkpoint.architecture.tied if checkpoint.native else text.tie_word_embeddings
+    tied = checkpoint.architecture.tied if checkpoint.native else text.tie_word_embeddings
     picked = spread(target.num_layers, layers) if begins_as_target(checkpoint, size) else None
     if picked is not None:
         config = config_like(checkpoint.config, picked, tied=tied)
     else:
         config = _small_llama(target, checkpoint, layers, size, tied=tied)
-    shape = read_architecture(config)
+    shape, content = read_architecture(config), json.loads(config.to_json_string())
     _refuse_larger(shape, checkpoint)
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     embeddings = embeddings_of(target, tied=tied) if size == target.hidden_size else {}
-    begins = layers_of(checkpoint, picked) if picked is not None else {}
-    module = DraftModule(shape, {**begins, **embeddings})
+    begins = layers_of(checkpoint, picked, layout_of(shape).published) if picked is not None else {}
+    with torch.no_grad():
+        for name, tensor in {**begins, **embeddings}.items():
+            module.get_parameter(name).copy_(tensor)
     for name in embeddings:
-        module.get_parameter(name).requires_grad_(own.train_embeddings)
+        module.get_parameter(name).requires_grad_(False)
     return Untrained(
         module,
         TextObjective(module, Teacher(target, (), ids), steps=own.steps),
-        json.loads(config.to_json_string()),
+        content,
         (),
-        module.state_dict,
+        # Tied matrices are one parameter.
+        lambda: {name: weight.detach() for name, weight in module.named_parameters()},
         tokenizer_files(checkpoint.tokenizer),
     )
 

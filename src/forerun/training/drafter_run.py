@@ -32,7 +32,7 @@ from forerun.training.draft import draft_model
 from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
 from forerun.training.layer_skip import layer_skip
-from forerun.training.loop import Spent, Trainer, TrainingSettings, threads_of
+from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
 from forerun.training.processes import join
 from forerun.training.result import TrainingReport, Validation, card_of
@@ -42,7 +42,6 @@ from forerun.training.untrained import (
     frequent_ids,
     ids_of,
     take_weights,
-    tokens_of,
 )
 
 RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] = {
@@ -101,14 +100,11 @@ class DrafterRun:
         self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
         torch.manual_seed(settings.seed)
         self.target = self._load_target()
-        self._threads = threads_of(self.target.device, settings.micro_batches)
         earlier = None if begin_with is None else open_head(begin_with, self.kind)
         self.ids = self._draft_ids(train) if earlier is None else ids_of(earlier, self.target)
         self.head = RECIPES[kind](self.target, self.ids, own, self.checkpoint)
-        self._begun_tokens = 0
         if earlier is not None:
             take_weights(self.head, earlier)
-            self._begun_tokens = tokens_of(earlier)
         self.head.module.to(self.target.device)
         counts = {"trained on": len(train), "held out": len(self.held), **left_out}
         self.report, self._due = TrainingReport(counts, *self.head.weight_bytes()), 0.0
@@ -136,7 +132,6 @@ class DrafterRun:
             self._training_settings(),
             state,
             recipe=self._fixed_recipe(),
-            threads=self._threads,
             processes=self.processes,
         )
         self.report.resume(trainer.notes)
@@ -199,8 +194,6 @@ class DrafterRun:
             # The number in use differs from the setting if the target has fewer tokens, or if training
             # began with another head.
             recipe["settings"]["draft_vocab_size"] = len(self.ids)
-        if self._begun_tokens:
-            recipe["begun_with_tokens"] = self._begun_tokens
         content = {
             "format_version": 1,
             "target": self._target_facts(),

@@ -11,7 +11,6 @@ from torch.nn import functional
 from forerun.contracts import CausalLM
 from forerun.heads.dspark import DSparkConfig
 from forerun.models.checkpoint import Checkpoint
-from forerun.training.compiled import in_bf16
 from forerun.training.objective import Drafts, Objective
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
@@ -89,7 +88,7 @@ class DSparkObjective(Objective):
         filled = token_ids.new_full(size, config.mask_token_id)
         filled[..., 0] = token_ids.gather(1, following.anchors)
         embeddings = self.teacher.model.embed(filled.flatten(1)).view(*size, -1)
-        with in_bf16(embeddings.device):
+        with torch.autocast(embeddings.device.type, torch.bfloat16):
             outputs = self.module(
                 lesson.features(config.target_layers), embeddings, following.anchors
             )

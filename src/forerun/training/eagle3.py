@@ -17,7 +17,6 @@ from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
-from forerun.training.compiled import in_bf16
 from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
@@ -159,7 +158,7 @@ class Eagle3Objective(Objective):
         following = self.drawn(lesson, 2, self.steps)
         embeddings = self.teacher.model.embed(lesson.batch.token_ids)
         states = lesson.features(self.module.config.layers_of(self.teacher.model.num_layers))
-        with in_bf16(embeddings.device):
+        with torch.autocast(embeddings.device.type, torch.bfloat16):
             outputs = self.module(states, embeddings, following.anchors, self.steps)
         matrix = self.module.get_parameter("lm_head.weight").bfloat16()
         return Drafts(following, [(outputs[following.there].bfloat16(), matrix)])

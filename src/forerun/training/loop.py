@@ -6,25 +6,20 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
-from forerun.models.cpu.threads import num_threads
 from forerun.progress import report
 from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,6 @@ class LossPart:
     tokens: int
 
 
-Gradients = Sequence[Tensor | None]
 Loss = Callable[[Any], LossPart]
 """Function that computes the loss of one micro-batch."""
 
@@ -121,7 +115,6 @@ class Trainer:
         settings: budget and schedule.
         state: file that a run resumes from.
         recipe: what the state depends on, in JSON's types.
-        threads: number of threads that share the micro-batches of a step.
         processes: processes that share the micro-batches of each step.
 
     Attributes:
@@ -139,7 +132,6 @@ class Trainer:
         state: Path,
         *,
         recipe: Mapping[str, Any] = MappingProxyType({}),
-        threads: int = 1,
         processes: Processes = ALONE,
     ) -> None:
         self.model, self.loss, self.settings = model, loss, settings
@@ -149,7 +141,7 @@ class Trainer:
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Spent()
         self.last_loss = float("nan")
-        self._threads, self._processes = threads, processes
+        self._processes = processes
         self._saved_at = time.monotonic()
         self._saved: tuple[int, dict[str, Any]] = (-1, {})
         if state.exists():
@@ -190,13 +182,10 @@ class Trainer:
         """Take one step of the optimizers; returns the number of tokens used."""
         sums = torch.zeros(3, dtype=torch.float64)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        own = self._processes.share(parts)
-        for figures, gradients in self._each(partial(self._learn, trained), own):
-            sums += torch.tensor(figures, dtype=torch.float64)
-            for parameter, gradient in zip(trained, gradients, strict=True):
-                if gradient is not None:
-                    seen = parameter.grad
-                    parameter.grad = gradient if seen is None else seen.add_(gradient)
+        for micro_batch in self._processes.share(parts):
+            part = self.loss(micro_batch)
+            part.total.backward()  # type: ignore[no-untyped-call]
+            sums += torch.tensor((part.total.item(), part.weight, part.tokens), dtype=torch.float64)
         total, weight, tokens = self._processes.sum(sums).tolist()
         self.last_loss = total / weight if weight else 0.0
         self._refuse_nonsense("loss", self.last_loss)
@@ -215,26 +204,6 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         return int(tokens)
-
-    def _each(self, work: Callable[[Any], R], parts: Sequence[Any]) -> Iterator[R]:
-        """Apply `work` to each micro-batch, on the process's threads, and yield the results in order."""
-        if self._threads == 1:
-            yield from map(work, parts)
-            return
-        with ThreadPoolExecutor(self._threads) as pool:
-            yield from pool.map(work, parts)
-
-    def _learn(
-        self, trained: Sequence[nn.Parameter], micro: Any
-    ) -> tuple[tuple[float, float, int], Gradients]:
-        """Loss, weight and tokens of a micro-batch, and its gradients.
-
-        The gradients are returned, not accumulated, so that they are added in a fixed order whichever
-        thread is first.
-        """
-        part = self.loss(micro)
-        gradients = torch.autograd.grad(part.total, trained, allow_unused=True)
-        return (part.total.item(), part.weight, part.tokens), gradients
 
     def _refuse_nonsense(self, what: str, value: float) -> None:
         """End training before a step that would ruin the weights.
@@ -296,14 +265,3 @@ class Trainer:
             ) from error
         self._saved = (self.progress.steps, self.notes)
         logger.info("resumed at %s", self.progress)
-
-
-def threads_of(device: torch.device, micro_batches: int) -> int:
-    """Number of micro-batches that run in parallel, each on one thread; 1 off the CPU.
-
-    Threads that share a product would wait for each other after every product.
-    """
-    threads = min(num_threads(), micro_batches) if device.type == "cpu" else 1
-    if threads > 1:
-        torch.set_num_threads(1)
-    return threads

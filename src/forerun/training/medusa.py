@@ -9,7 +9,6 @@ from torch.nn import functional
 from forerun.contracts import CausalLM
 from forerun.heads.medusa import MedusaConfig
 from forerun.models.checkpoint import Checkpoint
-from forerun.training.compiled import in_bf16
 from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
@@ -57,7 +56,7 @@ class MedusaObjective(Objective):
         assert self.rows is not None
         last = at(lesson.hidden[self.teacher.model.num_layers], following.anchors)
         normed = self.teacher.model.final_norm(last)
-        with in_bf16(normed.device):
+        with torch.autocast(normed.device.type, torch.bfloat16):
             states = self.module(normed)[following.there].bfloat16()
         return Drafts(following, [(states, self.rows.bfloat16())])
 

@@ -215,7 +215,7 @@ def most_probable(factors: Factors) -> Tensor:
 
 def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
     """Drafts at the temperatures of the target's rows, by scaled states: logits are linear in them."""
-    temperatures = lesson.temperatures[drafts.targets, None]
+    temperatures = lesson.batch.temperatures[drafts.targets, None]
     scaled = [((states / temperatures).to(states.dtype), rows) for states, rows in drafts.factors]
     return replace(drafts, factors=scaled)
 

@@ -116,7 +116,7 @@ def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
         own: content of its forerun.json.
     """
     report, target = own["report"], own["target"]["name"]
-    steps, effort, size = report["steps"], _effort(report), _size(report)
+    steps = report["steps"]
     few = f"{steps} steps are too few to judge {named(kind)} by; give more --minutes, or more data"
     others = {
         name: value for name, value in report.items() if name not in ("positions", "untrained")
@@ -128,7 +128,7 @@ def result_of(kind: str, out: str, own: Mapping[str, Any]) -> Result:
             "untrained_lengths": report["untrained"],
             **others,
         },
-        answers=[f"{out}: {named(kind)} after {effort}; {size}"],
+        answers=[f"{out}: {named(kind)} after {_effort(report)}"],
         tables=[_table(report)],
         notes=[few] if steps < FEW_STEPS else [],
         described=_described(own),
@@ -148,13 +148,11 @@ def card_of(kind: str, own: Mapping[str, Any]) -> str:
 
 
 def _effort(report: Mapping[str, Any]) -> str:
-    minutes = report["seconds"] / 60
-    return f"{report['steps']} steps, {report['tokens']} tokens and {minutes:.0f} minutes"
-
-
-def _size(report: Mapping[str, Any]) -> str:
     whole, trained = (report[name] / 1e6 for name in ("weight_bytes", "trained_bytes"))
-    return f"{whole:.1f} MB, of which {trained:.1f} MB were trained"
+    return (
+        f"{report['steps']} steps, {report['tokens']} tokens and {report['seconds'] / 60:.0f} minutes; "
+        f"{whole:.1f} MB, of which {trained:.1f} MB were trained"
+    )
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -170,17 +168,13 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 def _described(own: Mapping[str, Any]) -> dict[str, str]:
-    """Data, recipe and figures of a training, in words."""
-    report, recipe = own["report"], own["recipe"]
-    begun, vocabulary = recipe.get("begun_with_tokens"), recipe["settings"].get("draft_vocab_size")
-    before = f" after those of a head of {begun} tokens that it began with" if begun else ""
+    """Data and figures of a training, in words."""
+    counts = own["report"]["conversations"].items()
+    vocabulary = own["recipe"]["settings"].get("draft_vocab_size")
     limit = f"; it can draft {vocabulary} tokens" if vocabulary else ""
     return {
-        "data": ", ".join(
-            f"{count} conversations {use}" for use, count in report["conversations"].items()
-        ),
-        "recipe": f"{_effort(report)}{before}{limit}; it has {_size(report)}. All settings are in "
-        "`forerun.json`.",
+        "data": ", ".join(f"{count} conversations {use}" for use, count in counts),
+        "recipe": f"{_effort(own['report'])}{limit}; settings are in `forerun.json`",
         "acceptance length": "expected tokens of a round, the bonus token included, computed from the "
         "target's and the drafter's own probabilities; greedy where the answer was (T=0).",
     }

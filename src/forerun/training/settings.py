@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import floor
-from typing import Literal
 
 from pydantic import Field
 
@@ -19,12 +18,6 @@ class DataSettings:
         ge=1,
         le=10**9,
         description="Conversations to write at most; left out, 1000 where the model asks, else all.",
-    )
-    num_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**12,
-        description="Tokens of answers after which to stop.",
     )
     max_tokens: int = Field(default=400, ge=1, le=2**20, description="Tokens of an answer at most.")
     temperature: float = Field(
@@ -178,7 +171,7 @@ class MedusaSettings:
 
 @options
 class DraftSettings:
-    """Shape of a draft model, and which of its parts are trained."""
+    """Shape of a draft model, and the drafts that it is validated by."""
 
     layers: int | None = Field(
         default=None,
@@ -191,14 +184,6 @@ class DraftSettings:
         ge=2,
         le=2**20,
         description="Of the hidden states; left out, the target's, whose layers it begins with then.",
-    )
-    tied_embeddings: Literal["auto", "yes", "no"] = Field(
-        default="auto",
-        description="Whether embedding and output head are one matrix; auto, as in the target.",
-    )
-    train_embeddings: bool = Field(
-        default=False,
-        description="Train the target's embedding and output head as well; others always are.",
     )
     steps: int = Field(
         default=5, ge=1, le=64, description="Tokens of the drafts that are validated."

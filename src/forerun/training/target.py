@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import torch
@@ -26,9 +25,6 @@ from forerun.training.conversations import Example, ExampleBatch
 
 # Rows of logits that are computed at once.
 CHUNK = 256
-# Tokens of a block. Blocks are few and large: with an allocation for each text, fragmentation made the
-# allocator take a fifth of the time.
-BLOCK = 2**16
 # Share of the initially free memory that stays free.
 LEFT_FREE = 0.5
 CPU = torch.device("cpu")
@@ -58,11 +54,6 @@ class Lesson:
         """Hidden states of some layers side by side, [B, S, len(layers) * hidden_size]."""
         return torch.cat([self.hidden[layer] for layer in layers], dim=-1)
 
-    @property
-    def temperatures(self) -> Tensor:
-        """Temperature that the text of each row of `probs` was drawn at, [R]; 1 for greedy text."""
-        return _temperatures(self.batch)
-
 
 class Teacher:
     """The target as a teacher: provides its hidden states and its rows for training texts.
@@ -80,7 +71,8 @@ class Teacher:
         self._head = _runs_alone(model)
         last = (model.num_layers,) if self._head else ()
         self._layers = tuple(dict.fromkeys((*self.hidden_layers, *last)))
-        self._memory = StateMemory()
+        self._states: dict[Example, Tensor] = {}
+        self._spare = LEFT_FREE * available_bytes(CPU)
         # log Σ exp of the logits of each token of an answer. With it, only the output rows of the draft's
         # vocabulary are needed when the text occurs again.
         self._sums: dict[Example, Tensor] = {}
@@ -96,7 +88,7 @@ class Teacher:
 
         Args:
             batch: batch of conversations.
-            held_out: True for the most probable tokens, and probabilities at `Lesson.temperatures`;
+            held_out: True for the most probable tokens, and probabilities at `ExampleBatch.temperatures`;
                 else they are at temperature 1.
         """
         batch = batch.to(self.model.device)
@@ -112,7 +104,7 @@ class Teacher:
         index[where] = torch.arange(len(states), device=index.device)
         most_probable = None
         if held_out:
-            probs, most_probable, _ = self._probs(states, _temperatures(batch), best=True)
+            probs, most_probable, _ = self._probs(states, batch.temperatures, best=True)
         elif all(c in self._sums for c in batch.conversations):
             sums = torch.cat([self._sums[c] for c in batch.conversations])
             probs = self._probs_by_sums(states, sums)
@@ -130,15 +122,16 @@ class Teacher:
 
         They are 0 past the ends of texts.
         """
-        new = tuple(c for c in batch.conversations if c not in self._memory)
+        new = tuple(c for c in batch.conversations if c not in self._states)
         made: dict[Example, Tensor] = {}
         if new:
             hidden, _ = self._run(new)
             every = torch.stack([hidden[layer] for layer in self._layers], dim=2).cpu()
             made = {c: rows[: len(c)] for c, rows in zip(new, every, strict=True)}
-            for conversation, rows in made.items():
-                self._memory.put(conversation, rows)
-        texts = [made[c] if c in made else self._memory[c] for c in batch.conversations]
+            # Texts share their batch's memory: allocations for each text would fragment it.
+            if available_bytes(CPU) > self._spare:
+                self._states |= made
+        texts = [made[c] if c in made else self._states[c] for c in batch.conversations]
         padded = pad_sequence(texts, batch_first=True).to(self.model.device)
         return {layer: padded[:, :, at] for at, layer in enumerate(self._layers)}
 
@@ -210,12 +203,6 @@ def _runs_alone(model: CausalLM) -> bool:
     return True
 
 
-def _temperatures(batch: ExampleBatch) -> Tensor:
-    """Temperature of each token of the answers, [R]; 1 for greedy ones."""
-    each = torch.tensor([conversation.temperature or 1.0 for conversation in batch.conversations])
-    return each.to(batch.answers.device)[batch.answers.nonzero()[:, 0]]
-
-
 def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities of some tokens, [n, len(ids)] in bfloat16, and log Σ exp of all logits, [n].
 
@@ -229,40 +216,3 @@ def _softmax_of(logits: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tens
 def _shares_of(logits: Tensor, sums: Tensor) -> Tensor:
     """Probabilities [n, Vd] in bfloat16 from some tokens' logits and log Σ exp of all logits."""
     return (logits.float() - sums[:, None]).exp().bfloat16()
-
-
-class StateMemory:
-    """Hidden states by text; once memory is short, no further states are stored."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-        self._used = 0
-        self._places: dict[Example, Tensor] = {}
-        self._lock = Lock()
-        self._spare = LEFT_FREE * available_bytes(CPU)
-
-    def __contains__(self, text: Example) -> bool:
-        return text in self._places
-
-    def __getitem__(self, text: Example) -> Tensor:
-        return self._places[text]
-
-    def put(self, text: Example, states: Tensor) -> None:
-        """Store a copy of the states of a text [S, ...], if there is room."""
-        with self._lock:
-            place = self._room(states)
-        if place is not None:
-            place.copy_(states)
-            self._places[text] = place
-
-    def _room(self, states: Tensor) -> Tensor | None:
-        """An uninitialized tensor of the shape of `states`; None if memory is short."""
-        size = len(states)
-        if not self._blocks or self._used + size > len(self._blocks[-1]):
-            rows = max(BLOCK, size)
-            if available_bytes(CPU) - rows * states[0].nbytes < self._spare:
-                return None
-            self._blocks.append(states.new_empty(rows, *states.shape[1:]))
-            self._used = 0
-        self._used += size
-        return self._blocks[-1][self._used - size : self._used]

@@ -272,29 +272,25 @@ def ids_of(head: HeadFiles, target: CausalLM) -> Tensor:
     return draft_ids(head.tensors["d2t"], target.vocab_size, head.name)
 
 
-def tokens_of(head: HeadFiles) -> int:
-    """Number of tokens that a head and its predecessors were trained on; 0 if its files do not say."""
-    parts = (("report", "tokens"), ("recipe", "begun_with_tokens"))
-    found = [dict(head.own.get(part) or {}).get(name) for part, name in parts]
-    return sum(tokens for tokens in found if isinstance(tokens, int))
-
-
 def take_weights(made: Untrained, head: HeadFiles) -> None:
     """Load an earlier drafter's weights into a new one, which keeps untrained weights that it lacks.
 
     Raises:
         TrainingError: for weights of another shape.
     """
-    wanted = made.module.state_dict()
-    lent = {name: p.detach() for name, p in made.module.named_parameters() if not p.requires_grad}
-    own = {name: tensor.float() for name, tensor in head.tensors.items() if name in wanted}
-    given = {**lent, **own}
+    parameters = dict(made.module.named_parameters())
+    lent = {name: own for name, own in parameters.items() if not own.requires_grad}
+    given = {**lent, **{name: own for name, own in head.tensors.items() if name in parameters}}
     differ = [
-        name for name in wanted if getattr(given.get(name), "shape", None) != wanted[name].shape
+        name
+        for name, own in parameters.items()
+        if name not in given or given[name].shape != own.shape
     ]
     if differ:
         raise TrainingError(
             f"{head.name} is of another shape ({differ[0]} differs); give the settings that it was "
             "made with, as its forerun.json has them."
         )
-    made.module.load_state_dict(given)
+    with torch.no_grad():
+        for name, own in parameters.items():
+            own.copy_(given[name])
