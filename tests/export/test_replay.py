@@ -14,7 +14,7 @@ from forerun.export.check import check_head
 from forerun.export.findings import LLAMA_CPP, SGLANG, VERSIONS, VLLM
 from forerun.export.head import PublishedHead
 from forerun.export.readings import DSparkReading, reading_of
-from forerun.export.replay import ObservedText, Replay, draft, go_on, layers_read, replay
+from forerun.export.replay import ObservedText, Replay, draft, go_on, layers_read, run_readings
 from tests.helpers.published_heads import (
     AUX,
     HIDDEN,
@@ -30,7 +30,7 @@ from tests.helpers.published_heads import (
 
 
 def run(head: PublishedHead, text: ObservedText) -> dict[str, Replay]:
-    results = replay(head, TARGET, text, tuple(VERSIONS), check_head(head, TARGET))
+    results = run_readings(head, TARGET, text, tuple(VERSIONS), check_head(head, TARGET))
     return {result.engine: result for result in results}
 
 
@@ -74,7 +74,7 @@ PLANTED: dict[str, tuple[Callable[[], PublishedHead], str, str]] = {
     "fc-bias": (
         lambda: with_tensors(eagle3_head(), fc__bias=torch.full((HIDDEN,), 3.0)),
         SGLANG,
-        "fc.bias",
+        "fc_bias",
     ),
     "dspark-inputs-for-outputs": (
         lambda: head_of(
@@ -89,7 +89,7 @@ PLANTED: dict[str, tuple[Callable[[], PublishedHead], str, str]] = {
             lm_head__weight=torch.randn(61, HIDDEN, generator=torch.Generator().manual_seed(5)),
         ),
         SGLANG,
-        "output head",
+        "lm_head as target",
     ),
 }
 

@@ -70,18 +70,6 @@ DSPARK_CONFIG: dict[str, Any] = {
 }
 """DeepSpec's layout of DSpark."""
 
-MEDUSA_CONFIG: dict[str, Any] = {
-    "architectures": ["MedusaModel"],
-    "model_type": "medusa",
-    "hidden_size": HIDDEN,
-    "vocab_size": VOCAB,
-    "num_heads": 2,
-    "num_hidden_layers": 2,
-    "medusa_fc_bias": True,
-    "original_lm_head": False,
-}
-"""vLLM's layout of Medusa."""
-
 
 def layer_shapes(index: int, columns: int, prefix: str = "layers.") -> dict[str, tuple[int, ...]]:
     queries, keys, at = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, f"{prefix}{index}"
@@ -121,11 +109,6 @@ DSPARK_SHAPES: dict[str, tuple[int, ...]] = {
     "confidence_head.proj.weight": (1, HIDDEN + RANK),
     "confidence_head.proj.bias": (1,),
 }
-MEDUSA_SHAPES: dict[str, tuple[int, ...]] = {
-    **{f"blocks.{i}.layers.{n}.weight": (HIDDEN, HIDDEN) for i in range(2) for n in range(2)},
-    **{f"blocks.{i}.layers.{n}.bias": (HIDDEN,) for i in range(2) for n in range(2)},
-    **{f"lm_heads.{i}.weight": (VOCAB, HIDDEN) for i in range(2)},
-}
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
@@ -162,23 +145,6 @@ def reduced_dspark_head() -> PublishedHead:
     shapes = {**DSPARK_SHAPES, "markov_head.markov_w2.weight": (DRAFT_VOCAB, RANK)}
     tensors = {**random_tensors(shapes), **draft_vocabulary()}
     return head_of({**DSPARK_CONFIG, "draft_vocab_size": DRAFT_VOCAB}, tensors)
-
-
-def medusa_heads(**changes: Any) -> PublishedHead:
-    """Medusa's heads."""
-    return head_of({**MEDUSA_CONFIG, **changes}, random_tensors(MEDUSA_SHAPES))
-
-
-def original_medusa_heads() -> PublishedHead:
-    """The same as Medusa's own code writes them."""
-    config = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "tiny"}
-    names = {f"blocks.{i}.layers.{n}": f"{i}.{n}.linear" for i in range(2) for n in range(2)}
-    names |= {f"lm_heads.{i}": f"{i}.2" for i in range(2)}
-    tensors = {}
-    for name, tensor in medusa_heads().tensors.items():
-        stem, _, part = name.rpartition(".")
-        tensors[f"{names[stem]}.{part}"] = tensor
-    return head_of(config, tensors)
 
 
 def wrapped_eagle3_head(**changes: Any) -> PublishedHead:

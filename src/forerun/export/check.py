@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from forerun.export.findings import (
     for_engines,
     note,
 )
-from forerun.export.head import MEDUSA, PublishedHead, Target
+from forerun.export.head import PublishedHead, Target
 from forerun.export.head_rules import RULES
-from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, replay
+from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, run_readings
 from forerun.models import Checkpoint, Placement
 
 QUESTION = "Why is the sky blue, and why are sunsets red?"
@@ -61,8 +61,6 @@ class Examination:
         skipped: reason why the head was not run; empty if it was.
     """
 
-    head: PublishedHead
-    target: Target
     findings: Sequence[Finding]
     replays: Sequence[Replay] = ()
     skipped: str = ""
@@ -70,7 +68,7 @@ class Examination:
     @property
     def clean(self) -> bool:
         """True if every engine loads the head and drafts as it was trained."""
-        return not defects(self.findings) and all(result.sound for result in self.replays)
+        return not defects(self.findings) and all(replay.sound for replay in self.replays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,42 +114,50 @@ class HeadAndTarget:
             UnsupportedModelError: for a head of an unknown kind.
             CheckpointError: for a target that cannot be run.
         """
-        head, target, copies = self.head, self.target, list[Finding]()
-        if model is not None and head.kind != MEDUSA and model.hidden_size == target.hidden_size:
+        head, copies = self.head, list[Finding]()
+        if model is not None and model.hidden_size == self.target.hidden_size:
             head, copied = head.without_copies(model)
             for name in copied:
                 problem = f"{name} is a copy of the target's, {self.head.bytes_of([name])} bytes"
                 remedy = "leave it out: every engine takes the target's then"
                 copies += note(EVERY, "copy", problem, remedy)
-        findings = [*check_head(head, target, engines), *copies]
-        skipped = _unrunnable(head, findings) if model is not None else "it was not asked for"
-        if model is None or skipped:
-            return Examination(head, target, findings, (), skipped)
+        findings = [*check_head(head, self.target, engines), *copies]
+        if model is None:
+            return Examination(findings, skipped="it was not asked for")
+        if unrunnable := _unrunnable(head, findings):
+            return Examination(findings, skipped=unrunnable)
         try:
-            layers = layers_read(head, target, engines)
-            beyond = [layer for layer in layers if not 0 <= layer <= target.num_layers]
-            if beyond:
-                told = f"the target has no hidden layer {beyond[0]}"
-                return Examination(head, target, findings, (), told)
-            prompt = first_tokens(self.checkpoint)[-(target.max_context // 2) :]
-            length = min(len(prompt) + TOKENS, target.max_context)
-            text = observe(model, go_on(model, prompt, length), sorted(layers), len(prompt))
-            replays = replay(head, target, text, engines, findings)
-        except UnsupportedModelError as reason:
-            return Examination(head, target, findings, (), str(reason).removesuffix("."))
+            return Examination(findings, self._replays(head, engines, model, findings))
+        except UnsupportedModelError as failure:
+            return Examination(findings, skipped=str(failure).removesuffix("."))
         except CheckpointError as failure:
             problem = str(failure).removesuffix(".")
-            findings = [*error(EVERY, "sizes", problem, "correct config.json"), *findings]
-            return Examination(head, target, findings, (), problem)
-        return Examination(head, target, findings, replays)
+            found = [*error(EVERY, "sizes", problem, "correct config.json"), *findings]
+            return Examination(found, skipped=problem)
+
+    def _replays(
+        self,
+        head: PublishedHead,
+        engines: Sequence[str],
+        model: CausalLM,
+        findings: Sequence[Finding],
+    ) -> list[Replay]:
+        """Run the head on a question and the target's answer, as each engine reads it."""
+        target, layers = self.target, layers_read(head, self.target, engines)
+        beyond = [layer for layer in layers if not 0 <= layer <= target.num_layers]
+        if beyond:
+            raise UnsupportedModelError(f"the target has no hidden layer {beyond[0]}.")
+        prompt = first_tokens(self.checkpoint)[-(target.max_context // 2) :]
+        length = min(len(prompt) + TOKENS, target.max_context)
+        text = observe(model, go_on(model, prompt, length), sorted(layers), len(prompt))
+        return run_readings(head, target, text, engines, findings)
 
 
-def _target_named(record: Any) -> str | None:
+def _target_named(record: Mapping[str, Any]) -> str | None:
     """Name of the target in forerun.json; None if there is none."""
-    named = record.get("target")
-    if isinstance(named, dict):
-        named = named.get("name")
-    return named if isinstance(named, str) and named else None
+    target = record.get("target")
+    name = target.get("name") if isinstance(target, dict) else target
+    return name if isinstance(name, str) and name else None
 
 
 def first_tokens(checkpoint: Checkpoint) -> list[int]:
@@ -170,8 +176,6 @@ def first_tokens(checkpoint: Checkpoint) -> list[int]:
 
 def _unrunnable(head: PublishedHead, findings: Sequence[Finding]) -> str:
     """Reason why a head cannot be run even as it was trained; empty if it can."""
-    if head.kind == MEDUSA:
-        return "no engine's forward of Medusa is kept"
     if head.config.get("markov_head_type", "vanilla") != "vanilla":
         return "its Markov head is not run here"
     for finding in findings:

@@ -10,8 +10,8 @@ from pathlib import Path
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.export.check import check_head
-from forerun.export.findings import TITLES, VERSIONS, defects
-from forerun.export.head import DSPARK, EAGLE3, MEDUSA, PublishedHead, Target
+from forerun.export.findings import VERSIONS, defects
+from forerun.export.head import DSPARK, EAGLE3, PublishedHead, Target
 from forerun.export.layouts import dspark_layout, eagle3_layout
 from forerun.heads.files import CARD, OWN, write_head
 
@@ -31,16 +31,12 @@ def export_head(
     Raises:
         UnsupportedModelError: for a head that one of the engines would not load, or would misread.
     """
-    if head.kind == MEDUSA:
-        raise UnsupportedModelError(
-            f"{head.name} holds Medusa's heads, which have one layout, their own; copy the directory."
-        )
     config, tensors = LAYOUTS[head.kind](head, target, model)
     # Matrices in few bits are written in the type that they were read in.
     result = replace(head, config=config, tensors=tensors, in_few_bits=False)
-    found = defects(check_head(result, target, engines or tuple(VERSIONS)))
-    if found:
-        reasons = "; ".join(dict.fromkeys(finding.problem for finding in found))
+    flaws = defects(check_head(result, target, engines or tuple(VERSIONS)))
+    if flaws:
+        reasons = "; ".join(dict.fromkeys(finding.problem for finding in flaws))
         raise UnsupportedModelError(
             f"{head.name} cannot be exported faithfully: {reasons}. Name with --engines the engines that "
             "need to load it, or train without what they lack."
@@ -48,11 +44,8 @@ def export_head(
     return result
 
 
-def write_export(head: PublishedHead, directory: Path, source: str) -> None:
-    """Write an exported head with its card, completely or not at all.
-
-    Args:
-        source: card of the original head; empty if it has none.
+def write_export(head: PublishedHead, directory: Path, card: str) -> None:
+    """Write an exported head and the card of the original, completely or not at all.
 
     Raises:
         ConfigError: for a directory that is not empty.
@@ -62,19 +55,5 @@ def write_export(head: PublishedHead, directory: Path, source: str) -> None:
         raise ConfigError(
             f"{directory} exists already; give a directory that does not, or is empty."
         )
-    texts = {OWN: json.dumps(head.record, indent=2) + "\n", CARD: _card(head, source)}
+    texts = {OWN: json.dumps(head.record, indent=2) + "\n", **({CARD: card} if card else {})}
     write_head(directory, head.config, head.tensors, texts)
-
-
-def _card(head: PublishedHead, source: str) -> str:
-    engines = ", ".join(f"{TITLES[engine]} {version}" for engine, version in VERSIONS.items())
-    text = (
-        f"{source.rstrip() or f'# Head of kind {head.kind}'}\n\n## Exported\n\nWritten by `forerun export` "
-        f"for {engines}, and checked against the sources of these versions.\n"
-    )
-    if head.kind == DSPARK:
-        text += (
-            "\nThese engines draft from the target's whole vocabulary. Where the head was trained on a part "
-            "of it, the Markov head has no bias for the other tokens: its rows are zero.\n"
-        )
-    return text

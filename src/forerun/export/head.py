@@ -17,16 +17,16 @@ from forerun.heads import HEADS, kind_of
 from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import Eagle3Config, default_layers, tensor_name
 from forerun.heads.files import HeadFiles
+from forerun.heads.layers import borrowed_rows
 from forerun.models import Checkpoint
 
-EAGLE3, DSPARK, MEDUSA = "eagle3", "dspark", "medusa"
+EAGLE3, DSPARK = "eagle3", "dspark"
 CONFIG = "config.json"
 AUX = "eagle_aux_hidden_state_layer_ids"
 
 # Keys without which the shapes of a head are the same; what they say is a matter of the rules.
 _SHAPELESS = {"hidden_act", "rope_parameters", "rope_scaling", "rope_theta"}
-# Number of rows or columns of the target's matrices that are compared with a head's, to find copies.
-_PROBES = 64
+# Most that a copy of a matrix of the target may differ from it, relative to its norm.
 _COPY = 1e-2
 
 
@@ -94,7 +94,7 @@ class PublishedHead:
 
     @cached_property
     def kind(self) -> str:
-        """Kind of the head: `eagle3`, `dspark` or `medusa`.
+        """Kind of the head: `eagle3` or `dspark`.
 
         Raises:
             UnsupportedModelError: for a head of another kind.
@@ -107,12 +107,11 @@ class PublishedHead:
             return DSPARK
         if kind is None and {"fc", "layers"} <= stored and "draft_vocab_size" in self.config:
             return EAGLE3
-        known = (EAGLE3, DSPARK, MEDUSA)
-        if kind in known and "LlamaForCausalLMEagle" not in self.architectures:
+        if kind in (EAGLE3, DSPARK) and "LlamaForCausalLMEagle" not in self.architectures:
             return kind
         raise UnsupportedModelError(
-            f"{self.name} is not a head that forerun knows (architectures "
-            f"{shown(list(self.architectures))}); it checks EAGLE-3, DSpark and Medusa."
+            f"{self.name} is not a head that forerun checks (architectures "
+            f"{shown(list(self.architectures))}); it checks EAGLE-3 and DSpark."
         )
 
     @cached_property
@@ -183,35 +182,21 @@ class PublishedHead:
 
         Other tools save such copies with the head; engines use the target's either way.
         """
-        copied = []
-        embedding = self.weights.get("embed_tokens.weight")
-        if embedding is not None and _copies_embedding(embedding.float(), model):
-            copied.append("embed_tokens.weight")
-        rows = self.weights.get("lm_head.weight")
-        if self.kind == DSPARK and rows is not None and self._copies_lm_head(rows.float(), model):
-            copied.append("lm_head.weight")
+        names = ["embed_tokens.weight", *(["lm_head.weight"] if self.kind == DSPARK else ())]
+        copied = [name for name in names if self._copies(name, model)]
         kept = {name: tensor for name, tensor in self.weights.items() if name not in copied}
         return (replace(self, tensors=kept) if copied else self), copied
 
-    def _copies_lm_head(self, stored: Tensor, model: CausalLM) -> bool:
-        columns = torch.linspace(0, model.hidden_size - 1, min(_PROBES, model.hidden_size)).long()
-        probes = torch.eye(model.hidden_size)[columns].to(model.device, model.dtype)
-        theirs = model.lm_head(probes[None])[0].float().cpu().mT
-        d2t = self.weights.get("d2t")
-        if d2t is not None:
-            ids = (d2t.long() + torch.arange(len(d2t))).clamp(0, model.vocab_size - 1)
-            theirs = theirs[ids]
-        if stored.shape != (len(theirs), model.hidden_size):
+    def _copies(self, name: str, model: CausalLM) -> bool:
+        """True if the tensor of a name is a copy of the target's embedding or output head."""
+        stored, ids = self.weights.get(name), torch.arange(model.vocab_size)
+        if stored is None or name == "embed_tokens.weight":
+            theirs = stored if stored is None else model.embed(ids[None].to(model.device))[0]
+        else:
+            d2t = self.weights.get("d2t")
+            if d2t is not None:
+                ids = (d2t.long() + torch.arange(len(d2t))).clamp(0, model.vocab_size - 1)
+            theirs = borrowed_rows(model, ids)
+        if stored is None or theirs is None or theirs.shape != stored.shape:
             return False
-        return _near(stored[:, columns], theirs)
-
-
-def _copies_embedding(stored: Tensor, model: CausalLM) -> bool:
-    if tuple(stored.shape) != (model.vocab_size, model.hidden_size):
-        return False
-    ids = torch.linspace(0, model.vocab_size - 1, min(_PROBES, model.vocab_size)).long()
-    return _near(stored[ids], model.embed(ids[None].to(model.device))[0].float().cpu())
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).norm() <= _COPY * other.norm())
+        return bool((stored.float() - theirs.float().cpu()).norm() <= _COPY * theirs.float().norm())

@@ -1,7 +1,7 @@
-"""Rules for heads of each kind, engine by engine: EAGLE-3, DSpark and Medusa.
+"""Rules for heads of each kind, engine by engine: EAGLE-3 and DSpark.
 
 EAGLE-3 is that of arXiv 2503.01840, with EAGLE-3.1's flags; DSpark comes in DeepSpec's layout or that of
-speculators; Medusa (arXiv 2401.10774) is loaded by vLLM alone, in its own layout.
+speculators.
 """
 
 from __future__ import annotations
@@ -20,18 +20,10 @@ from forerun.export.findings import (
     note,
     wrong,
 )
-from forerun.export.head import AUX, CONFIG, DSPARK, EAGLE3, MEDUSA, PublishedHead, Target
+from forerun.export.head import AUX, CONFIG, DSPARK, EAGLE3, PublishedHead, Target
 from forerun.export.readings import reading_findings
-from forerun.export.rules import (
-    common_rules,
-    format_rules,
-    layer_id_rules,
-    size_rules,
-    value_rules,
-)
+from forerun.export.rules import common_rules, format_rules, layer_id_rules
 from forerun.heads.config import layer_ids
-from forerun.heads.files import flaws
-from forerun.heads.medusa import MedusaConfig, tensor_name
 
 _SPECULATORS = {"Eagle3Speculator", "Eagle3DraftModel"}
 _EAGLE3_NAMES = {
@@ -271,35 +263,8 @@ def _dspark_id_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
         yield from error(EVERY, "num_target_layers", problem, "take a head of this target")
 
 
-def medusa_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    """Find everything that is wrong with Medusa's heads.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: for a config that forerun does not read.
-    """
-    problem, remedy = "{engine} has no Medusa heads", "train EAGLE-3 or DSpark for it"
-    yield from error((SGLANG, LLAMA_CPP), "method", problem, remedy)
-    shapes = {tensor_name(name): tuple(tensor.shape) for name, tensor in head.tensors.items()}
-    config = MedusaConfig.read(head.config, shapes, target.vocab_size, CONFIG)
-    yield from size_rules(target, config.hidden_size, config.vocab_size)
-    rows = config.vocab_size if (config.vocab_size, config.hidden_size) in shapes.values() else None
-    for trap, flaw in flaws(shapes, config.shapes(rows), config.optional(rows)):
-        remedy = "save it again, or correct the numbers of heads and layers"
-        yield from error(EVERY, trap, f"the file {flaw}", remedy)
-    yield from _layout_rules(head)
-    yield from value_rules(head)
-
-
-def _layout_rules(head: PublishedHead) -> Iterator[Finding]:
-    named = set(head.tensors) == {tensor_name(name) for name in head.tensors}
-    if not named or "MedusaModel" not in head.architectures:
-        problem = "the heads are not in vLLM's layout (MedusaModel, blocks.0.layers.0.weight)"
-        yield from error(VLLM, "layout", problem, "rename the tensors and write its config")
-
-
 RULES: Mapping[str, Callable[[PublishedHead, Target], Iterator[Finding]]] = {
     EAGLE3: eagle3_rules,
     DSPARK: dspark_rules,
-    MEDUSA: medusa_rules,
 }
 """Rules of each kind of head."""

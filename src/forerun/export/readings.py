@@ -286,13 +286,6 @@ _WORDS = {
     "hidden_layers": "{engine} feeds it the hidden layers {read}, but it was trained on {trained}, where "
     "i is the output of the target's first i layers",
     "draft_ids": "{engine} reads the draft vocabulary as {read}, but d2t holds {trained}",
-    "lm_head": "{engine} takes the output head of the {read}, but the head was trained with its {trained}",
-    "embedding": "{engine} takes the embedding of the {read}, but the head was trained with its {trained}",
-    "later_norm": "{engine} norms what enters later layers by {read}, not by {trained}",
-    "qkv_bias": "{engine} leaves out the biases of queries, keys and values",
-    "fc_bias": "{engine} leaves out fc.bias unless config.json has bias=true",
-    "window": "{engine} attends to the whole text, but the head was trained with a window of {trained}",
-    "activation": "{engine} always computes {read}, but the head was trained with {trained}",
     "theta": "config.json names no rope_theta, so {engine} takes {read}, not the target's {trained}",
     "sample_from_anchor": "{engine} reads sample_from_anchor as {read}, but the head was trained with "
     "{trained}: every draft stands one place off",

@@ -7,6 +7,7 @@ forerun's own module of the head, with the config and tensors that make it compu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -250,7 +251,7 @@ def layers_read(head: PublishedHead, target: Target, engines: Sequence[str]) -> 
     return {layer for reading in readings for layer in reading.hidden_layers}
 
 
-def replay(
+def run_readings(
     head: PublishedHead,
     target: Target,
     text: ObservedText,
@@ -271,28 +272,26 @@ def replay(
         CheckpointError: for sizes that contradict each other.
     """
     trained = reading_of(head, target)
-
     reference = draft(head, target, trained, text)
     trained_hits = _hits(reference, text)
-    results = []
-    for engine in engines:
-        here = [finding for finding in findings if finding.engine in (EVERY, engine)]
-        blocking = [finding for finding in here if finding.severity is Severity.ERROR]
-        if blocking:
-            verdict = f"does not load in {TITLES[engine]}: {blocking[0].problem}"
-            results.append(Replay(engine, False, None, None, trained_hits, verdict))
-        elif unset := _unset(head, here):
+
+    def replay(engine: str) -> Replay:
+        own = [finding for finding in findings if finding.engine in (EVERY, engine)]
+        errors = [finding for finding in own if finding.severity is Severity.ERROR]
+        if errors:
+            verdict = f"does not load in {TITLES[engine]}: {errors[0].problem}"
+            return Replay(engine, False, None, None, trained_hits, verdict)
+        if unset := _unset(head, own):
             # Such an engine computes with uninitialized memory, which cannot be replayed.
             verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
-            results.append(Replay(engine, True, None, None, trained_hits, verdict))
-        else:
-            read = reading_of(head, target, engine)
-            drafted = draft(head, target, read, text)
-            agreement = agreement_of(reference, drafted)
-            verdict = _verdict(engine, trained, read, agreement)
-            hits = _hits(drafted, text)
-            results.append(Replay(engine, True, agreement, hits, trained_hits, verdict))
-    return results
+            return Replay(engine, True, None, None, trained_hits, verdict)
+        read = reading_of(head, target, engine)
+        drafted = draft(head, target, read, text)
+        agreement = agreement_of(reference, drafted)
+        verdict = _verdict(engine, trained, read, agreement)
+        return Replay(engine, True, agreement, _hits(drafted, text), trained_hits, verdict)
+
+    return [replay(engine) for engine in engines]
 
 
 def _unset(head: PublishedHead, findings: Sequence[Finding]) -> str:
@@ -315,22 +314,23 @@ def _verdict(engine: str, trained: Reading, read: Reading, agreement: float) -> 
     return f"loads in {title} and drafts {'badly' if agreement >= 0.5 else 'rubbish'}, because {reasons}"
 
 
-def agreement_of(one: Drafted, other: Drafted) -> float:
+def agreement_of(first: Drafted, second: Drafted) -> float:
     """Share of places with the same drafted token, of those that both draft for.
 
     The n-th drafts after each token are compared, so blocks may have different lengths.
     """
-    known = _by_place(one)
-    pairs = [(known[place], token) for place, token in _by_place(other).items() if place in known]
-    return sum(first == second for first, second in pairs) / max(1, len(pairs))
+    known, others = _by_place(first), _by_place(second)
+    shared = known.keys() & others.keys()
+    return sum(known[place] == others[place] for place in shared) / max(1, len(shared))
 
 
 def _by_place(drafted: Drafted) -> dict[tuple[int, int], int]:
-    seen: dict[int, int] = {}
+    """Drafted tokens by the token that they follow and their number among those after it."""
+    seen: Counter[int] = Counter()
     places = {}
     for follows, token in zip(drafted.follows.tolist(), drafted.tokens.tolist(), strict=True):
-        places[follows, seen.get(follows, 0)] = token
-        seen[follows] = seen.get(follows, 0) + 1
+        places[follows, seen[follows]] = token
+        seen[follows] += 1
     return places
 
 

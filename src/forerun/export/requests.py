@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -12,9 +12,6 @@ from forerun.engine.model_options import ModelOptions
 from forerun.files import size_text
 from forerun.options import FileName, Text, option, options, part
 from forerun.report.result import DEFECT_FOUND, Result
-
-if TYPE_CHECKING:
-    from forerun.export.check import Examination
 
 _Engine = Literal["vllm", "sglang", "llama.cpp"]
 _TARGET = "The target; left out, the one that the head names in forerun.json."
@@ -73,56 +70,46 @@ def check(request: CheckRequest) -> Result:
         ForerunError: for a head, a target or an engine that is not known.
     """
     from forerun.export.check import HeadAndTarget
+    from forerun.export.findings import VERSIONS
 
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     placement = request.place.placement
-    found = pair.examine(request.engines, pair.load(placement) if request.replay else None)
-    content = _content(found, request.engines)
-    skipped = content["replay_skipped"]
+    examined = pair.examine(request.engines, pair.load(placement) if request.replay else None)
+    content = {
+        "head": pair.head.name,
+        "kind": pair.head.kind,
+        "model": pair.target.name,
+        "engines": {engine: VERSIONS[engine] for engine in request.engines},
+        "clean": examined.clean,
+        "findings": [dict(vars(finding)) for finding in examined.findings],
+        "replays": [dict(vars(replay)) for replay in examined.replays],
+        "replay_skipped": examined.skipped or None,
+    }
     return Result(
         content=content,
         answers=list(_in_words(content)),
-        notes=[f"not run: {skipped}"] if skipped else [],
-        exit_code=0 if found.clean else DEFECT_FOUND,
+        notes=[f"not run: {examined.skipped}"] if examined.skipped else [],
+        exit_code=0 if examined.clean else DEFECT_FOUND,
         device=pair.checkpoint.run_config(placement).device,
     )
 
 
-def _content(found: Examination, engines: Sequence[str]) -> dict[str, Any]:
-    from forerun.export.findings import VERSIONS
-
-    return {
-        "head": found.head.name,
-        "kind": found.head.kind,
-        "model": found.target.name,
-        "engines": {engine: VERSIONS[engine] for engine in engines},
-        "clean": found.clean,
-        "findings": [dict(vars(finding)) for finding in found.findings],
-        "replays": [dict(vars(result)) for result in found.replays],
-        "replay_skipped": found.skipped or None,
-    }
-
-
 def _in_words(content: dict[str, Any]) -> Iterator[str]:
     yield f"{content['kind']} head for {content['model']}"
-    for result in content["replays"]:
-        version = content["engines"][result["engine"]]
-        yield f"{result['engine']} {version}: {result['verdict']}{_figures(result)}"
+    for replay in content["replays"]:
+        figures = ""
+        if replay["agreement"] is not None:
+            figures = (
+                f" ({replay['agreement']:.0%} the same drafts; {replay['hits']:.0%} are the target's own "
+                f"tokens, {replay['trained_hits']:.0%} as trained)"
+            )
+        version = content["engines"][replay["engine"]]
+        yield f"{replay['engine']} {version}: {replay['verdict']}{figures}"
     for finding in content["findings"]:
         text = f"{finding['problem']}; {finding['remedy']}"
         yield f"{finding['severity']:<5}  {finding['engine']:<9}  {text}"
     if not content["findings"] and not content["replays"]:
         yield "nothing found"
-
-
-def _figures(result: dict[str, Any]) -> str:
-    """Measurements in an engine that loads the head."""
-    if result["agreement"] is None:
-        return ""
-    return (
-        f" ({result['agreement']:.0%} the same drafts; {result['hits']:.0%} are the target's own tokens, "
-        f"{result['trained_hits']:.0%} as trained)"
-    )
 
 
 def export(request: ExportRequest) -> Result:

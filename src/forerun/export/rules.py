@@ -40,7 +40,7 @@ def common_rules(
     """
     yield from _target_rules(head, target)
     yield from _tensor_rules(head, required, allowed)
-    yield from value_rules(head)
+    yield from _value_rules(head)
     yield from _vocabulary_rules(head)
     yield from _rope_rules(head)
 
@@ -61,19 +61,7 @@ def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Ite
             yield from note(SGLANG, trap, f"{problem}, and SGLang skips it without a word", remedy)
 
 
-def size_rules(target: Target, hidden_size: Any, vocab_size: int) -> Iterator[Finding]:
-    """Check that a head is for a target of these sizes."""
-    pairs = {
-        "hidden_size": (hidden_size, target.hidden_size),
-        "vocab_size": (vocab_size, target.vocab_size),
-    }
-    for what, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            problem = f"the head is for a target with {what} {ours}, but {target.name} has {theirs}"
-            yield from error(EVERY, what, problem, "take a head of this target")
-
-
-def value_rules(head: PublishedHead) -> Iterator[Finding]:
+def _value_rules(head: PublishedHead) -> Iterator[Finding]:
     """Check the types of tensors."""
     if head.in_few_bits:
         problem = "its matrices are stored in 8 or 4 bits with scales, as forerun alone reads them"
@@ -93,8 +81,8 @@ def _vocabulary_rules(head: PublishedHead) -> Iterator[Finding]:
         if draft < vocab_size:
             lacks = f"the draft vocabulary has {draft} of {vocab_size} tokens, but there is no d2t"
             remedy = "save d2t: int64 offsets, target id - draft id"
-            told = f"{lacks}, so {{engine}} takes draft ids for target ids"
-            yield from wrong((VLLM, SGLANG), "d2t", told, remedy)
+            problem = f"{lacks}, so {{engine}} takes draft ids for target ids"
+            yield from wrong((VLLM, SGLANG), "d2t", problem, remedy)
             yield from error(LLAMA_CPP, "d2t", lacks, remedy)
         return
     if d2t.dtype.is_floating_point:
@@ -138,7 +126,14 @@ def _target_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     """Check that the head was made for this target."""
     hidden = head.layers.get("hidden_size")
     reads = head.config.get("target_hidden_size") or hidden
-    yield from size_rules(target, reads, draft_vocab_sizes(head)[1])
+    sizes = {
+        "hidden_size": (reads, target.hidden_size),
+        "vocab_size": (draft_vocab_sizes(head)[1], target.vocab_size),
+    }
+    for name, (ours, theirs) in sizes.items():
+        if ours != theirs:
+            problem = f"the head is for a target with {name} {ours}, but {target.name} has {theirs}"
+            yield from error(EVERY, name, problem, "take a head of this target")
     if hidden != reads and "embed_tokens.weight" not in head.weights:
         problem = (
             "the head's hidden size is not the target's, so it cannot read the target's embedding"
