@@ -40,7 +40,7 @@ def common_rules(
     """
     yield from _target_rules(head, target)
     yield from _tensor_rules(head, required, allowed)
-    yield from _value_rules(head)
+    yield from value_rules(head)
     yield from _vocabulary_rules(head)
     yield from _rope_rules(head)
 
@@ -61,7 +61,7 @@ def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Ite
             yield from note(SGLANG, trap, f"{problem}, and SGLang skips it without a word", remedy)
 
 
-def _value_rules(head: PublishedHead) -> Iterator[Finding]:
+def value_rules(head: PublishedHead) -> Iterator[Finding]:
     """Check the types of tensors."""
     if head.in_few_bits:
         problem = "its matrices are stored in 8 or 4 bits with scales, as forerun alone reads them"
