@@ -35,7 +35,7 @@ SAVE_SECONDS = 30.0
 WARM_UP, DRAFTS, ROUNDS = (0, 4, 4), (4, 1) * 4, (0, 1, 3, 7) * 5
 # If rounds take more seconds than this, only the warm-up is rehearsed.
 SLOW = 0.1
-# A target whose speed differs from its file by this factor is measured again.
+# If the speed differs from that of the file by this factor, drafts are timed anew.
 OTHER_LOAD = 1.5
 MOST_SPEED = 1e3
 
@@ -105,8 +105,8 @@ class Memory:
             costs.found(rounds)
             ratio = rounds[0] / before
             if max(ratio, 1.0 / ratio) > OTHER_LOAD and not self._is_new:
-                # The load or the machine has changed: the values on disk are only a first estimate.
-                self._measured.is_noisy = self._changed = True
+                # The load or the machine has changed; these rounds correct the target's times.
+                self._changed = True
                 costs.forget_drafts()
             self._speed = costs.speed
         for member, place in makers:
@@ -144,10 +144,11 @@ class Memory:
 def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
     """Stored knowledge about a target and a drafter.
 
-    Forwards are timed if nothing is stored, or if something else ran on the machine when it was
-    measured.
+    Forwards are timed if nothing is stored, and once more if something else ran on the machine
+    meanwhile: on a machine that is always busy, rehearsals correct the times.
     """
     path, learned = cache_folder("costs") / f"{_key(target, drafter, rows)}.json", None
+    is_second = False
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("too long")
@@ -157,13 +158,16 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
         table = CostTable.from_rows(tuple(row) for row in content["rows"])
         learned = content["learned"]
         speed = float(content["speed"])
-        if not content["noisy"] and 0.0 < speed < MOST_SPEED:
+        is_second = bool(content["noisy"])
+        if not is_second and 0.0 < speed < MOST_SPEED:
             return Memory(path, Calibrated(table), learned, speed)
     except FileNotFoundError:
         pass
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, ForerunError) as problem:
         logger.warning("%s cannot be used (%s); costs are measured anew", path, problem)
-    return Memory(path, calibrate(target, rows), learned, is_new=True)
+    measured = calibrate(target, rows)
+    measured.is_noisy = measured.is_noisy and not is_second
+    return Memory(path, measured, learned, is_new=True)
 
 
 def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, float]:
