@@ -44,7 +44,7 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         # A known name with another library's prefix, such as torch_dtype, before one that looks alike.
-        near = [one for one in names if str(name).endswith(f"_{one}")]
+        near = [known_name for known_name in names if str(name).endswith(f"_{known_name}")]
         near = near or difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}.")

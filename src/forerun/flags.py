@@ -50,7 +50,7 @@ class Flag:
     def inner(self) -> Mapping[str, Any]:
         """Schema of its values other than None."""
         options: Sequence[Mapping[str, Any]] = self.schema.get("anyOf", ())
-        return next((one for one in options if one.get("type") != "null"), self.schema)
+        return next((option for option in options if option.get("type") != "null"), self.schema)
 
     @property
     def kind(self) -> str:
@@ -76,21 +76,21 @@ def flags_of(kind: Any) -> tuple[Flag, ...]:
 
 @cache
 def _flags_of(kind: Any) -> tuple[Flag, ...]:
-    schemas, found, section = schema_of(kind), list[Flag](), ""
+    schemas, flags, section = schema_of(kind), list[Flag](), ""
     for name, declared in kind.__pydantic_fields__.items():
         inner = marked(declared, Part)
         if inner is not None:
             made = declared.get_default(call_default_factory=True)
-            flags = (inner.flags or part_flags)(made, inner)
-            found += (replace(flag, path=(name, *flag.path)) for flag in flags)
+            own = (inner.flags or part_flags)(made, inner)
+            flags += (replace(flag, path=(name, *flag.path)) for flag in own)
         elif name in schemas:
             use = marked(declared, Use) or Use()
             section = use.section or section
             required = declared.is_required()
             default = None if required else declared.get_default(call_default_factory=True)
             use = replace(use, section=section)
-            found.append(Flag(name, (name,), schemas[name], default, use, required))
-    return tuple(found)
+            flags.append(Flag(name, (name,), schemas[name], default, use, required))
+    return tuple(flags)
 
 
 def marked(declared: Any, kind: type[T]) -> T | None:
@@ -204,10 +204,10 @@ def request_from(kind: type[T], given: Given) -> T:
 
 def named(error: ConfigError, given: Given) -> ConfigError:
     """An error about an option, under the name that the user knows."""
-    found = re.match(r"(\w+)(?=\[| is )", str(error))
-    if found is None or found[1] not in given.values or isinstance(error, UnknownNameError):
+    option = re.match(r"(\w+)(?=\[| is )", str(error))
+    if option is None or option[1] not in given.values or isinstance(error, UnknownNameError):
         return error
-    return type(error)(given.written(found[1]) + str(error).removeprefix(found[1]))
+    return type(error)(given.written(option[1]) + str(error).removeprefix(option[1]))
 
 
 def _built(info: Any, name: str, flags: Sequence[Flag], given: Given) -> dict[str, Any]:
@@ -255,8 +255,8 @@ def _is_used(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) 
 def settings_in(request: Any) -> dict[str, Any]:
     """Options of a request that are of use in it, by name, as JSON holds them."""
     declared = flags_of(type(request))
-    found = ((flag, _value(request, flag.path)) for flag in declared)
-    values = {flag.name: value for flag, value in found if value is not _ABSENT}
+    pairs = ((flag, _value(request, flag.path)) for flag in declared)
+    values = {flag.name: value for flag, value in pairs if value is not _ABSENT}
     flags = [flag for flag in declared if flag.name in values]
     defaults = {flag.name: flag.default for flag in flags}
     used = {name for name in values if _is_used(name, values, defaults)}
@@ -366,17 +366,17 @@ def from_variables(kind: type) -> dict[str, Any]:
     Raises:
         ConfigError: for a value that cannot be read.
     """
-    found = {}
+    values = {}
     for flag in flags_of(kind):
         variable = f"FORERUN_{flag.name.upper()}"
         if (text := os.environ.get(variable)) is None:
             continue
         try:
             value = read_value(flag, text)
-            found[flag.name] = joined(flag, [value]) if flag.repeated else value
+            values[flag.name] = joined(flag, [value]) if flag.repeated else value
         except ValueError as error:
             raise ConfigError(f"{variable}: {error}") from None
-    return found
+    return values
 
 
 def joined(flag: Flag, values: Sequence[Any]) -> Any:

@@ -53,9 +53,8 @@ COMMANDS = {
     "run": "use forerun generate for one answer, or forerun chat for a conversation",
 }
 
-# Those that are near to one of our flags, of which the first that a command has counts, and what
-# differs where the two are not the same under two names.
-TOLD: dict[str, tuple[tuple[str, ...], str]] = {
+# Flags that are near to one of ours: the first of ours that a command has is named, with the difference.
+ADVICE: dict[str, tuple[tuple[str, ...], str]] = {
     "alpha": (("acceptance",), ""),
     "batch-size": (("batch",), ""),
     "cost": (("cost-ratio",), ""),
@@ -97,7 +96,7 @@ def own_flag(name: str, flags: Container[str]) -> str:
 
 def advice(name: str, flags: Container[str]) -> str | None:
     """Advice for a flag that a command does not have; None where nothing is near."""
-    candidates, difference = TOLD.get(name, ((), ""))
+    candidates, difference = ADVICE.get(name, ((), ""))
     ours = next((flag for flag in candidates if flag in flags), None)
     if ours is None:
         return None

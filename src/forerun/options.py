@@ -345,7 +345,7 @@ def _in_words(schema: Mapping[str, Any]) -> str:
     """The values that a schema allows, in words."""
     if "anyOf" in schema:
         # None, which leaves an option out, cannot be typed.
-        some = [one for one in schema["anyOf"] if one != _NULL]
+        some = [inner for inner in schema["anyOf"] if inner != _NULL]
         return " or ".join(map(_in_words, some))
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"

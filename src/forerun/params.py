@@ -227,15 +227,15 @@ def sampling(usual: SamplingParams, without: Sequence[str] = ()) -> Any:
     """
 
     def flags(_: Any, inner: Part) -> list[Flag]:
-        found = part_flags(usual, inner)
+        own = part_flags(usual, inner)
         shown = {name: f"the model's own, or {getattr(usual, name):g}" for name in RECOMMENDED}
-        return [replace(f, use=replace(f.use, shown=shown.get(f.name, ""))) for f in found]
+        return [replace(f, use=replace(f.use, shown=shown.get(f.name, ""))) for f in own]
 
     def given_ones(_: Any, given: Given) -> dict[str, Any]:
         names = given.values.keys() & schema_of(SamplingParams).keys() - {*without}
-        found = {name: given.values[name] for name in sorted(names)}
-        replace(usual, **found)
-        return found
+        values = {name: given.values[name] for name in sorted(names)}
+        replace(usual, **values)
+        return values
 
     default: Mapping[str, Any] = {}
     return part(default=default, section="Sampling", without=without, flags=flags, build=given_ones)

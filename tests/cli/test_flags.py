@@ -18,7 +18,7 @@ from forerun.cli.groups import every_command
 from forerun.cli.main import application
 from forerun.cli.options import Command
 from forerun.engine.resolve import LoadOptions
-from forerun.foreign import TAKEN, TOLD, advice, own_flag
+from forerun.foreign import ADVICE, TAKEN, advice, own_flag
 from tests.helpers import forked
 from tests.helpers.command_line import Cli
 
@@ -107,7 +107,7 @@ def test_the_tables_lead_to_flags_that_exist() -> None:
     flags = {flag for command in commands().values() for flag in command._flags}
     arguments = {name.replace("_", "-") for name in LoadOptions.__annotations__}
     assert set(TAKEN.values()) <= flags | arguments
-    assert {name for names, _ in TOLD.values() for name in names} <= flags
+    assert {name for names, _ in ADVICE.values() for name in names} <= flags
     simulate = commands()["simulate"]._flags
     assert own_flag("draft", simulate) == "draft"
     assert advice("gamma", simulate) == "It is called '--lengths' here."

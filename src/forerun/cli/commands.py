@@ -62,8 +62,8 @@ def command_of(name: str, row: Row) -> click.Command:
         except ConfigError as error:
             raise named(error, given) from error
         except KeyboardInterrupt as stopped:
-            if (found := getattr(stopped, "result", None)) is not None:
-                give(found, files)
+            if (partial_result := getattr(stopped, "result", None)) is not None:
+                give(partial_result, files)
             raise
         return give(result, files)
 

@@ -157,7 +157,9 @@ def _check_options(config: SpeculativeConfig, prediction_file: str | None) -> No
             "suffix_store_tokens keeps outputs for later requests, and one run has none; "
             "leave it out, or use --corpus with earlier answers, or forerun chat."
         )
-    if prediction_file is not None and not any(one.reads_predictions for one in config.drafters):
+    if prediction_file is not None and not any(
+        drafter.reads_predictions for drafter in config.drafters
+    ):
         raise ConfigError(
             f"--prediction-file is not read by method {config.method!r}; "
             "leave it out or use --method prediction."

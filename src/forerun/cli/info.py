@@ -156,8 +156,8 @@ def _of_held(held: dict[str, Any]) -> str:
     file, memory = held["file_bytes"], held["held_bytes"]
     size = f" ({size_text(memory)}, {size_text(file)} in the file)" if memory > 1.03 * file else ""
     if not held["error"]:
-        kept = "as they are" if held["precision"] != "fp32" else "in fp32"
-        return f"{number}, kept {kept}{size}"
+        form = "as they are" if held["precision"] != "fp32" else "in fp32"
+        return f"{number}, kept {form}{size}"
     return f"{number}, in {held['precision']}: off by {held['error']:.2%}{size}"
 
 

@@ -167,10 +167,10 @@ COMMANDS: dict[str, Row | Group] = {
 
 def rows() -> dict[str, Row]:
     """Commands that answer a request, by the words that call them."""
-    found = {name: row for name, row in COMMANDS.items() if isinstance(row, Row)}
+    single = {name: row for name, row in COMMANDS.items() if isinstance(row, Row)}
     groups = {name: row for name, row in COMMANDS.items() if isinstance(row, Group)}
     inner = {f"{name} {word}": row for name in groups for word, row in groups[name].rows.items()}
-    return found | inner
+    return single | inner
 
 
 WRONG_USE = 2

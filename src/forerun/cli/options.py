@@ -106,9 +106,9 @@ class Command(click.Command):
         if self._common and ALL not in ctx.meta:
             shown = {param.name: param for param in self.params}
             options = [*map(shown.get, (*self._common, "help_all")), self.get_help_option(ctx)]
-            found = (option.get_help_record(ctx) for option in options if option is not None)
+            lines = (option.get_help_record(ctx) for option in options if option is not None)
             with formatter.section("Options"):
-                formatter.write_dl([record for record in found if record is not None])
+                formatter.write_dl(list(filter(None, lines)))
             return
         notes, rows = method_notes(), dict[str, list[tuple[str, str]]]()
         notes = {title: notes[title] for title in notes if title not in self._hidden}

@@ -155,9 +155,9 @@ def _chain(length: int) -> Tree:
 
 @lru_cache(maxsize=256)
 def _cut(tree: Tree, depth: int) -> Tree:
-    kept = [node for node, above in enumerate(tree.depths) if above < depth]
-    moved = {node: index for index, node in enumerate(kept)} | {-1: -1}
-    return Tree(tuple(moved[tree.parents[node]] for node in kept))
+    nodes = [node for node, above in enumerate(tree.depths) if above < depth]
+    moved = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+    return Tree(tuple(moved[tree.parents[node]] for node in nodes))
 
 
 NO_TREE = Tree(())

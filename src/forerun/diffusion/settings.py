@@ -121,8 +121,8 @@ class VideoLatentCacheConfig:
         if self.refined_share >= steps:
             times = f" times refine_stride ({self.refine_stride})" if self.refine_stride > 1 else ""
             raise ConfigError(
-                f"refine_steps ({self.refine_steps}){times} must be fewer than the {steps} steps, or there "
-                "are none for the key frames alone."
+                f"refine_steps ({self.refine_steps}){times} must be fewer than the {steps} steps, so that "
+                "some are left for the key frames."
             )
 
 

@@ -175,8 +175,8 @@ class SelfSparseDrafter(OwnLayersDrafter):
                 continue
             likely = self._likely.setdefault(request.request_id, {})
             if len(likely) < self.draft_vocab_size:
-                found = likeliest(_read_along(logits, verdict.path), LIKELY_TOKENS)
-                likely.update(dict.fromkeys(found.flatten().tolist()))
+                tokens = likeliest(_read_along(logits, verdict.path), LIKELY_TOKENS)
+                likely.update(dict.fromkeys(tokens.flatten().tolist()))
 
     def release(self, request: Request) -> None:
         self._likely.pop(request.request_id, None)

@@ -200,14 +200,14 @@ class ModelPair:
             )
         if tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
             return None
-        found = Translation(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
+        translation = Translation(tokenizer, self.draft.tokenizer, self.draft.name, *sizes)
         logger.warning(
             "%s has another vocabulary than %s: it proposes the %d tokens that both have",
             self.draft.name,
             self.target.name,
-            len(found.shared.target_ids),
+            len(translation.shared.target_ids),
         )
-        return found
+        return translation
 
     def load_draft(self) -> CausalLM:
         """Load the draft model."""

@@ -22,8 +22,8 @@ _PROBE_TOKENS, _PROBE_LOGITS = 16, 256
 _TOLERANCE = {torch.float16: 0.03, torch.bfloat16: 0.03}
 _USUAL_TOLERANCE = 1e-3
 _OTHER_PROCESSOR = " Processors with AMX and without differ so too, in bf16."
-# Facts that are written but not compared.
-_TOLD = ("model", "forerun")
+# Facts that are written for people and not compared.
+_INFORMATIVE = ("model", "forerun")
 _NONE: Mapping[str, str] = {}
 
 
@@ -141,7 +141,7 @@ def _facts(target: CausalLM, cache: SavesRows) -> dict[str, str]:
 
 def _check_facts(file: SessionFile, here: Mapping[str, str]) -> None:
     there = file.contents.facts
-    names = [name for name in {**here, **there} if name not in _TOLD]
+    names = [name for name in {**here, **there} if name not in _INFORMATIVE]
     differ = [
         f"{name} is {_fact(there.get(name))} there and {_fact(here.get(name))} here"
         for name in names

@@ -102,7 +102,7 @@ def refuse_unknown(taker: Callable[..., Any], given: Iterable[str], known: Itera
         UnknownNameError: for the first of them, listing the known names.
     """
     parameters = inspect.signature(taker).parameters.values()
-    names = [*(one.name for one in parameters if one.kind is not one.VAR_KEYWORD), *known]
+    names = [*(p.name for p in parameters if p.kind is not p.VAR_KEYWORD), *known]
     for name in given:
         if name not in names:
             raise UnknownNameError(f"argument of {taker.__name__}", name, names)

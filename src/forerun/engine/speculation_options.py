@@ -175,20 +175,20 @@ def with_method_options(
     Raises:
         ConfigError: for what is no option with a value, or is given twice.
     """
-    found = dict(own)
+    named_options = dict(own)
     flags = {
         flag.name: flag for kind in (*OWN_SECTIONS.values(), *kinds) for flag in flags_of(kind)
     }
     for text in texts:
         key, equals, value = text.partition("=")
         name = key.strip().replace("-", "_")
-        if not equals or name in found:
+        if not equals or name in named_options:
             problem = "gives an option twice" if equals else "is not NAME=VALUE"
             raise ConfigError(f"--method-option {text!r} {problem}; give it once, as NAME=VALUE.")
-        found[name] = (
+        named_options[name] = (
             _read(f"--method-option {text!r}", flags[name], value) if name in flags else value
         )
-    return found
+    return named_options
 
 
 def _read(where: str, flag: Flag, value: Any) -> Any:

@@ -158,10 +158,10 @@ class SessionFile:
         for key, (dtype, shape) in layout.items():
             with self._reading():
                 part = self._file.get_slice(key)
-                found = (part.get_dtype(), tuple(part.get_shape()))
-            if found != (_CODES[dtype], shape):
+                stored = (part.get_dtype(), tuple(part.get_shape()))
+            if stored != (_CODES[dtype], shape):
                 wanted = f"{_CODES[dtype]} {list(shape)}"
-                raise self._damaged(f"{key} is {found[0]} {list(found[1])} instead of {wanted}")
+                raise self._damaged(f"{key} is {stored[0]} {list(stored[1])} instead of {wanted}")
         *keys, last = layout
         for key, wanted_sum in zip(keys, self._read(last).tolist(), strict=True):
             if zlib.crc32(_bytes(self._read(key))) != wanted_sum:

@@ -193,7 +193,7 @@ def _of_lines(text: str) -> list[str]:
     except (ValueError, RecursionError):
         return [text]
     # JSON can hold half a character (a lone surrogate), which is replaced.
-    return [one.encode(errors="replace").decode() for one in texts] or [text]
+    return [own.encode(errors="replace").decode() for own in texts] or [text]
 
 
 def _of_object(content: Any) -> Iterator[str]:

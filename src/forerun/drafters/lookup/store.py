@@ -62,10 +62,10 @@ class SuffixStore:
         """Store an output, or the end of one longer than half the limit, for its namespace."""
         if not self._half or not token_ids:
             return
-        pair, kept = self._pairs.get_or_make(namespace), token_ids[-self._half :]
-        if pair[0].num_tokens + len(kept) > self._half:
+        pair, newest = self._pairs.get_or_make(namespace), token_ids[-self._half :]
+        if pair[0].num_tokens + len(newest) > self._half:
             pair[:] = SuffixAutomaton(), pair[0]
-        pair[0].extend(kept)
+        pair[0].extend(newest)
         pair[0].end_text()
 
     def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:

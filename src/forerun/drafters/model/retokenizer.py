@@ -22,12 +22,12 @@ _OPEN_AT_MOST = 64
 class _Text:
     """One request's text in the draft's tokens."""
 
-    kept: list[int]
+    settled: list[int]
     """Draft tokens that will not change any more."""
     taken: list[int] = field(default_factory=list)
     """The target's tokens so far."""
     tail: bytearray = field(default_factory=bytearray)
-    """Bytes after the kept tokens, as the draft's tokens spell them."""
+    """Bytes after the settled tokens, as the draft's tokens spell them."""
     tail_ids: list[int] = field(default_factory=list)
     at_start: bool = True
     lost: bool = False
@@ -63,7 +63,7 @@ class Retokenizer:
         """
         text = self._texts.get(request_id)
         if text is None or token_ids[: len(text.taken)] != text.taken:
-            text = self._texts[request_id] = _Text(kept=list(self._draft.opening))
+            text = self._texts[request_id] = _Text(settled=list(self._draft.opening))
         new = token_ids[len(text.taken) :]
         # The draft's own opening tokens replace the target's beginning of text.
         first = int(not text.taken and new[:1] == [self._target.bos])
@@ -73,7 +73,7 @@ class Retokenizer:
         if not self._encode(text):
             return None
         self._settle(text)
-        return [*text.kept, *text.tail_ids] or None
+        return [*text.settled, *text.tail_ids] or None
 
     def release(self, request_id: int) -> None:
         """Forget a request."""
@@ -84,7 +84,7 @@ class Retokenizer:
         if special is not None:
             # A character interrupted by a special token is never completed.
             text.lost = not self._encode(text)
-            text.kept += [*text.tail_ids, special]
+            text.settled += [*text.tail_ids, special]
             text.tail, text.tail_ids = bytearray(), []
         elif piece is None:
             text.lost = True
@@ -112,11 +112,11 @@ class Retokenizer:
         return not text.lost
 
     def _settle(self, text: _Text) -> None:
-        """Move the tail's tokens that later text can no longer change to the kept ones."""
+        """Move the tail's tokens that later text can no longer change to the settled ones."""
         cut = self._cut(text.tail_ids)
         if cut:
             del text.tail[: len(self._spell(text.tail_ids[:cut]))]
-            text.kept += text.tail_ids[:cut]
+            text.settled += text.tail_ids[:cut]
             del text.tail_ids[:cut]
 
     def _cut(self, ids: list[int]) -> int:
