@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.bench.kv.measure import KvRow
+from forerun.bench.kv.measure import Row
 from forerun.bench.kv.report import report_of
 from forerun.report.chart import Curves
 from forerun.report.table import Mark
 
 
-def row(setting: str, **changes: Any) -> KvRow:
+def row(setting: str, **changes: Any) -> Row:
     values: dict[str, Any] = {
         "exactness": "distributional" if setting == "full" else "approximate",
         "context": 512,
@@ -27,10 +27,10 @@ def row(setting: str, **changes: Any) -> KvRow:
         "tokens_per_second": 10.0,
         "speed_ratio": 1.0,
     }
-    return KvRow(setting=setting, **{**values, **changes})
+    return {"setting": setting, **values, **changes}
 
 
-def answers(*rows: KvRow) -> list[str]:
+def answers(*rows: Row) -> list[str]:
     return list(map(str, report_of(rows).answers))
 
 
@@ -53,18 +53,16 @@ def test_where_none_is_good_the_nearest_is_named() -> None:
 def test_the_full_cache_alone_needs_no_words() -> None:
     result = report_of([row("full")])
     assert not result.answers
-    assert [chart.title for chart in result.charts] == ["Needles"]
+    assert not result.charts
 
 
 def test_contexts_are_tables_and_points_of_curves() -> None:
     rows = [row(name, context=size) for size in (512, 1024) for name in ("full", "h2o")]
     result = report_of(rows)
     names = [[line[0].text for group in table.groups for line in group] for table in result.tables]
-    assert names == [["full", "h2o"], ["full", "h2o"], ["full", "full", "h2o", "h2o"]]
+    assert names == [["full", "h2o"], ["full", "h2o"]]
     marks = {line[0].text: line[0].mark for group in result.tables[0].groups for line in group}
     assert marks == {"full": Mark.NONE, "h2o": Mark.APPROXIMATE}
-    curves, needles = result.charts
+    (curves,) = result.charts
     assert isinstance(curves, Curves)
-    assert isinstance(needles, Curves)
     assert curves.panels["perplexity"]["h2o"].x == [512, 1024]
-    assert list(needles.panels) == ["context 512", "context 1024"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forerun.bench.kv.request import FULL, KvRequest, settings_of
-from forerun.compression import METHODS, KeptTokens
+from forerun.compression import METHODS, NO_COMPRESSION, Compression, KeptTokens
 from forerun.errors import ConfigError, UnknownNameError
 
 
@@ -26,8 +26,8 @@ def test_every_method_is_crossed_with_every_size() -> None:
 def test_a_precision_is_a_model_of_its_own() -> None:
     request = KvRequest(kv_dtypes=("int8",), methods=("h2o",), ratios=(0.5,))
     full, coded, evicting = settings_of(request)
-    assert coded.load == coded.model == {"kv_dtype": "int8"}
-    assert full.model == evicting.model == {}
+    assert (coded.kv_dtype, coded.compression) == ("int8", NO_COMPRESSION)
+    assert full.kv_dtype == evicting.kv_dtype == "auto"
 
 
 def test_combined_is_every_method_in_every_precision_too() -> None:
@@ -44,11 +44,11 @@ def test_combined_is_every_method_in_every_precision_too() -> None:
     }
     assert len(found) == len(apart) + 4
     both = settings_of(KvRequest(**options, combined=True))[-1]
-    assert both.model == {"kv_dtype": "int4"}
-    assert both.load["compression"] == {"kv_method": "h2o", "kv_compression_ratio": 0.75}
+    assert both.kv_dtype == "int4"
+    assert both.compression == Compression(kv_method="h2o", kv_compression_ratio=0.75)
 
 
-def test_a_setting_is_what_load_takes() -> None:
+def test_a_setting_evicts_as_is_asked_for() -> None:
     full, setting = settings_of(
         KvRequest(
             kv_dtypes=(),
@@ -58,11 +58,9 @@ def test_a_setting_is_what_load_takes() -> None:
             kept=KeptTokens(kv_recent=8),
         )
     )
-    assert dict(full.load) == {}
     assert not full.compression.is_on
-    wanted = {"kv_method": "h2o", "kv_recent": 8, "kv_budget": 64}
-    assert setting.load == {"compression": wanted}
-    assert setting.model == {}
+    assert setting.compression == Compression(kv_method="h2o", kv_recent=8, kv_budget=64)
+    assert setting.kv_dtype == "auto"
 
 
 @pytest.mark.parametrize(

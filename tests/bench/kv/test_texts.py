@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forerun.bench.kv.request import KvRequest
 from forerun.bench.kv.texts import Haystack, haystack, prose
 from forerun.errors import ConfigError
 
@@ -18,15 +19,10 @@ def encode(text: str) -> list[int]:
 
 
 def made(**changes: Any) -> Haystack:
-    options = {
-        "size": 2000,
-        "rest": 50,
-        "depths": (0.0, 0.5, 1.0),
-        "count": 2,
-        "seed": 1,
-        **changes,
-    }
-    return haystack(encode, options.pop("prose_ids", PROSE), **options)
+    options = {"depths": (0.0, 0.5, 1.0), "needles": 2, "seed": 1, "size": 2000, **changes}
+    prose_ids, size = options.pop("prose_ids", PROSE), options.pop("size")
+    request = KvRequest(scored_tokens=50, **options)
+    return haystack(request, encode, prose_ids, size)
 
 
 def test_the_prompt_has_its_size_and_holds_every_answer_at_its_depth() -> None:
@@ -59,11 +55,11 @@ def test_a_seed_repeats_it_and_another_does_not() -> None:
 
 def test_what_does_not_fit_names_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"12 needles take \d+ of 300 tokens"):
-        made(size=300, count=4)
+        made(size=300, needles=4)
     with pytest.raises(ConfigError, match=r"the text has 100 tokens; a context of 2000 with 50"):
         made(prose_ids=PROSE[:100])
     with pytest.raises(ConfigError, match="3 depths of 64 needles are more than 125"):
-        made(count=64)
+        made(needles=64)
 
 
 def test_the_prose_is_long_enough_for_long_contexts() -> None:

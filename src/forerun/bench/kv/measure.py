@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from forerun.bench.kv.reading import CacheReading, Score, TimedToken
+from forerun.bench.kv.reading import CacheReading, Score
 from forerun.bench.kv.request import LONGEST_QUESTION, CacheSetting, KvRequest
 from forerun.bench.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
@@ -19,77 +18,25 @@ from forerun.errors import ConfigError
 from forerun.measure.intervals import mean
 from forerun.progress import report
 
-Load = Callable[..., Engine]
+Row = Mapping[str, Any]
+"""Figures of a setting at a context, by name:
 
-
-@dataclass(frozen=True)
-class KvRow:
-    """A setting at a context.
-
-    Args:
-        setting: its label.
-        exactness: of the output.
-        context: tokens of the prompt.
-        perplexity: of the tokens behind the prompt.
-        perplexity_ratio, perplexity_low, perplexity_high: over that with the full cache, with its 95 %
-            interval over tokens.
-        found: share of the needles whose whole answer greedy decoding gives.
-        found_by_depth: the same by depth.
-        answer_probability: of a token of the answers, geometric mean.
-        memory_bytes, memory_share: of the keys and values that are held when the timed tokens have been run,
-            and that over the full cache's.
-        read_seconds: of the prompt, with the eviction behind it.
-        tokens_per_second: of single forwards, evictions included.
-        speed_ratio: that over the full cache's, run in turns.
-    """
-
-    setting: str
-    exactness: str
-    context: int
-    perplexity: float
-    perplexity_ratio: float
-    perplexity_low: float
-    perplexity_high: float
-    found: float
-    found_by_depth: Mapping[str, float]
-    answer_probability: float
-    memory_bytes: int
-    memory_share: float
-    read_seconds: float
-    tokens_per_second: float
-    speed_ratio: float
-
-
-class KvEngines:
-    """KvEngines by setting; those of settings that differ in what is evicted share a model.
-
-    Args:
-        load: loads an engine, given the arguments of a setting.
-    """
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        self._made: dict[tuple[Any, ...], Engine] = {}
-
-    def of(self, setting: CacheSetting) -> Engine:
-        """The engine of a setting."""
-        key = tuple(sorted(setting.model.items()))
-        if key not in self._made:
-            self._made[key] = self._load(**setting.model)
-        engine = self._made[key]
-        if not setting.compression.is_on:
-            return engine
-        return Engine(
-            engine.target,
-            tokenizer=engine.tokenizer,
-            max_context=engine.max_context,
-            compression=setting.compression,
-        )
+setting, exactness, context: its label, of the output, tokens of the prompt.
+perplexity: of the tokens behind the prompt.
+perplexity_ratio, perplexity_low, perplexity_high: over that with the full cache, with its 95 % interval.
+found, found_by_depth: share of the needles whose whole answer greedy decoding gives.
+answer_probability: of a token of the answers, geometric mean.
+memory_bytes, memory_share: keys and values that are held when the timed tokens have been run, and that over
+    the full cache's.
+read_seconds: of the prompt, with the eviction behind it.
+tokens_per_second, speed_ratio: of single forwards, evictions included, and that over the full cache's, run in
+    turns.
+"""
 
 
 def measure(
-    request: KvRequest, settings: Sequence[CacheSetting], engines: KvEngines, text: str
-) -> Iterator[KvRow]:
+    request: KvRequest, settings: Sequence[CacheSetting], engines: Sequence[Engine], text: str
+) -> Iterator[Row]:
     """All settings at all contexts; of each context the first setting is what others are compared with.
 
     Args:
@@ -100,18 +47,16 @@ def measure(
         ConfigError: for a text that is too short, or needles that do not fit.
         UnsupportedModelError: for a model whose cache cannot evict.
     """
-    first = engines.of(settings[0])
-    stacks = _stacks(request, first, text)
-    # What cannot run is refused before anything is measured.
-    made = [engines.of(setting) for setting in settings]
+    stacks = _stacks(request, engines[0], text)
     total, done = len(settings) * sum(request.contexts), 0
     for context, stack in zip(request.contexts, stacks, strict=True):
-        base: _Reader | None = None
-        for setting, engine in zip(settings, made, strict=True):
+        full: _Run | None = None
+        for setting, engine in zip(settings, engines, strict=True):
             report("tokens of prompts", done, total)
-            reader = _Reader(request, setting, engine, stack, base)
-            base = base or reader
-            yield reader.row(base)
+            run = _Run(request, engine, stack, full)
+            full = full or run
+            named = {"setting": setting.label, "exactness": str(engine.exactness)}
+            yield {**named, "context": context, **run.figures(full)}
             done += context
     report("tokens of prompts", total, total)
 
@@ -125,34 +70,17 @@ def _stacks(request: KvRequest, engine: Engine, text: str) -> list[Haystack]:
         return list(tokenizer.encode(part, add_special_tokens=False))
 
     # A token is a character at least.
-    most = 8 * (max(request.contexts) + request.scored_tokens)
-    prose_ids = encode(text[:most])
-    return [
-        haystack(
-            encode,
-            prose_ids,
-            context,
-            request.scored_tokens,
-            request.depths,
-            request.needles,
-            request.seed,
-        )
-        for context in request.contexts
-    ]
+    prose_ids = encode(text[: 8 * (max(request.contexts) + request.scored_tokens)])
+    return [haystack(request, encode, prose_ids, context) for context in request.contexts]
 
 
-class _Reader:
-    """Measurements of a setting at one context."""
+class _Run:
+    """A prompt read by an engine, the questions answered, and the text behind it scored."""
 
     def __init__(
-        self,
-        request: KvRequest,
-        setting: CacheSetting,
-        engine: Engine,
-        stack: Haystack,
-        base: _Reader | None,
+        self, request: KvRequest, engine: Engine, stack: Haystack, full: _Run | None
     ) -> None:
-        self.setting, self.engine, self.stack = setting, engine, stack
+        self.stack = stack
         capacity = len(stack.token_ids) + max(request.scored_tokens, LONGEST_QUESTION)
         self.reading = CacheReading(engine.target, engine.compression, capacity)
         started = perf_counter()
@@ -160,61 +88,48 @@ class _Reader:
         self.read_seconds = perf_counter() - started
         self.answers = [self._ask(needle.question, needle.answer) for needle in stack.needles]
         timed, rest = stack.rest[: request.timed_tokens], stack.rest[request.timed_tokens :]
-        with self.reading.branch() as going:
-            pairs = list(self._in_turns(going, timed, base))
+        with self.reading.branch() as going, (full or self).reading.branch() as beside:
+            # Tokens run one by one, in turns with the full cache.
+            steps = []
+            for token in timed:
+                step = going.step(token)
+                steps.append((step, step if full is None else beside.step(token)))
             self.nbytes = going.nbytes
-            scores = [own.score for own, _ in pairs]
-            if rest:
-                scores.append(going.score(rest))
+            scores = [step.score for step, _ in steps]
+            scores += [going.score(rest)] if rest else []
         self.nll = torch.cat([score.nll for score in scores]).numpy()
-        steps = [own for own, _ in pairs]
+        evicting = [step.evicting for step, _ in steps]
         # The first eviction is the prompt's.
-        self.read_seconds += steps[0].evicting
-        later = [step.evicting for step in steps[1:]]
-        forward = statistics.median(step.running for step in steps)
-        self.seconds = forward + (sum(later) / len(later) if later else 0.0)
-        self.base_seconds = statistics.median(full.running for _, full in pairs)
+        self.read_seconds += evicting[0]
+        later = fmean(evicting[1:]) if evicting[1:] else 0.0
+        self.seconds = median(step.running for step, _ in steps) + later
+        self.full_seconds = median(step.running for _, step in steps)
 
     def _ask(self, question: list[int], answer: list[int]) -> Score:
         with self.reading.branch() as asked:
             asked.read(question)
             return asked.score(answer)
 
-    @staticmethod
-    def _in_turns(
-        going: CacheReading, tokens: Sequence[int], base: _Reader | None
-    ) -> Iterator[tuple[TimedToken, TimedToken]]:
-        """Tokens run one by one, in turns with the full cache."""
-        if base is None:
-            for token in tokens:
-                step = going.step(token)
-                yield step, step
-            return
-        with base.reading.branch() as full:
-            for token in tokens:
-                yield going.step(token), full.step(token)
-
-    def row(self, base: _Reader) -> KvRow:
-        """The figures, against those of the full cache."""
-        apart = mean(self.nll - base.nll)
+    def figures(self, full: _Run) -> dict[str, Any]:
+        """The figures of the row, against those of the full cache."""
+        apart = mean(self.nll - full.nll)
         hits = [float(score.hits.all()) for score in self.answers]
         depths: dict[str, list[float]] = {}
         for needle, hit in zip(self.stack.needles, hits, strict=True):
             depths.setdefault(f"{needle.depth:g}", []).append(hit)
-        return KvRow(
-            setting=self.setting.label,
-            exactness=str(self.engine.exactness),
-            context=len(self.stack.token_ids),
-            perplexity=float(np.exp(self.nll.mean())),
-            perplexity_ratio=float(np.exp(apart.value)),
-            perplexity_low=float(np.exp(apart.low)),
-            perplexity_high=float(np.exp(apart.high)),
-            found=statistics.fmean(hits),
-            found_by_depth={depth: statistics.fmean(some) for depth, some in depths.items()},
-            answer_probability=float(torch.cat([s.nll for s in self.answers]).mean().neg().exp()),
-            memory_bytes=self.nbytes,
-            memory_share=self.nbytes / base.nbytes,
-            read_seconds=self.read_seconds,
-            tokens_per_second=1.0 / self.seconds,
-            speed_ratio=self.base_seconds / self.seconds,
-        )
+        return {
+            "perplexity": float(np.exp(self.nll.mean())),
+            "perplexity_ratio": float(np.exp(apart.value)),
+            "perplexity_low": float(np.exp(apart.low)),
+            "perplexity_high": float(np.exp(apart.high)),
+            "found": fmean(hits),
+            "found_by_depth": {depth: fmean(share) for depth, share in depths.items()},
+            "answer_probability": float(
+                torch.cat([score.nll for score in self.answers]).mean().neg().exp()
+            ),
+            "memory_bytes": self.nbytes,
+            "memory_share": self.nbytes / full.nbytes,
+            "read_seconds": self.read_seconds,
+            "tokens_per_second": 1.0 / self.seconds,
+            "speed_ratio": self.full_seconds / self.seconds,
+        }

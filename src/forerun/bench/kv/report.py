@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from forerun.bench.kv.measure import KvEngines, KvRow, measure
-from forerun.bench.kv.request import FULL, KvRequest, settings_of
+from forerun.bench.kv.measure import Row, measure
+from forerun.bench.kv.request import FULL, CacheSetting, KvRequest, settings_of
 from forerun.bench.kv.texts import prose
-from forerun.contracts import CausalLM
 from forerun.core import Exactness
+from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.errors import ConfigError, PromptError
 from forerun.files import read_text, size_text
+from forerun.models import Checkpoint
 from forerun.progress import say
-from forerun.report.chart import Chart, Curves, Line
+from forerun.report.chart import Curves, Line
 from forerun.report.result import Interrupted, Result
 from forerun.report.table import Cell, Mark, Table, long_table
 
-# Of perplexity, that a setting may cost and still be called as good.
+# Perplexity, over the full cache's, up to which a setting is called as good.
 _LITTLE = 1.02
+_NOTE = (
+    "perplexity is that of the tokens behind the prompt, read as the engine decodes; a needle counts as "
+    "found where greedy decoding gives its whole number"
+)
 
 
 def answer(request: KvRequest) -> Result:
     """The result of the command; see `forerun.bench.kv.request.run`."""
-    settings, text = settings_of(request), _text(request.text)
+    settings = settings_of(request)
+    text = prose() if request.text is None else read_text(request.text, "text", PromptError)
     checkpoint = request.model.open()
     longest = checkpoint.summary.max_context
     if request.longest > longest:
@@ -34,90 +38,90 @@ def answer(request: KvRequest) -> Result:
             f"--contexts go up to {max(request.contexts)}, with what follows {request.longest} tokens; the "
             f"context of {checkpoint.name} is {longest}. Give shorter ones."
         )
-    place = request.model
-    engines = KvEngines(
-        partial(
-            load,
-            checkpoint,
-            False,
-            dtype=place.dtype,
-            device=place.device,
-            backend=place.backend,
-            max_context=request.longest,
-        )
-    )
-    rows: list[KvRow] = []
-    target = engines.of(settings[0]).target
-    try:
-        for row in measure(request, settings, engines, text):
-            rows.append(row)
-    except KeyboardInterrupt:
-        say("interrupted: this is what was measured until then")
-        raise (Interrupted(_result(rows, target)) if rows else KeyboardInterrupt()) from None
-    return _result(rows, target)
-
-
-def _text(file: str | None) -> str:
-    return prose() if file is None else read_text(file, "text", PromptError)
-
-
-def _result(rows: Sequence[KvRow], target: CausalLM) -> Result:
+    engines = _engines(request, checkpoint, settings)
+    target = engines[0].target
     facts = {"model": target.name, "precision": target.precision}
+    rows: list[Row] = []
+    try:
+        rows.extend(measure(request, settings, engines, text))
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        say("interrupted: this is what was measured until then")
+        stopped = replace(report_of(rows), facts=facts, device=target.device)
+        raise Interrupted(stopped) from None
     return replace(report_of(rows), facts=facts, device=target.device)
 
 
-def report_of(rows: Sequence[KvRow]) -> Result:
+def _engines(
+    request: KvRequest, checkpoint: Checkpoint, settings: Sequence[CacheSetting]
+) -> list[Engine]:
+    """An engine for each setting; those that differ in what is evicted alone share a model."""
+    place, loaded, engines = request.model, dict[str, Engine](), []
+    for setting in settings:
+        if setting.kv_dtype not in loaded:
+            loaded[setting.kv_dtype] = load(
+                checkpoint,
+                False,
+                dtype=place.dtype,
+                device=place.device,
+                backend=place.backend,
+                kv_dtype=setting.kv_dtype,
+                max_context=request.longest,
+            )
+        engine = loaded[setting.kv_dtype]
+        if setting.compression.is_on:
+            engine = Engine(
+                engine.target,
+                tokenizer=engine.tokenizer,
+                max_context=engine.max_context,
+                compression=setting.compression,
+            )
+        engines.append(engine)
+    return engines
+
+
+def report_of(rows: Sequence[Row]) -> Result:
     """Answers, tables and charts of measured settings."""
+    contexts = dict.fromkeys((row["context"] for row in rows), 0)
+    groups = [[row for row in rows if row["context"] == context] for context in contexts]
     return Result(
         mode="kv",
-        rows=[asdict(row) for row in rows],
-        tables=list(_tables(rows)),
+        rows=rows,
+        tables=[_table(group) for group in groups],
         charts=list(_charts(rows)),
-        answers=list(_answers(rows)),
-        notes=[
-            "perplexity is that of the tokens behind the prompt, read as the engine decodes; a needle counts "
-            "as found where greedy decoding gives its whole number"
-        ],
+        answers=[_sentence(group) for group in groups if len(group) > 1],
+        notes=[_NOTE],
     )
 
 
-def _by_context(rows: Sequence[KvRow]) -> dict[int, list[KvRow]]:
-    found: dict[int, list[KvRow]] = {}
-    for row in rows:
-        found.setdefault(row.context, []).append(row)
-    return found
-
-
-def _answers(rows: Sequence[KvRow]) -> Iterator[str]:
-    for context, some in _by_context(rows).items():
-        full, *others = some
-        good = [
-            row
-            for row in others
-            if row.perplexity_ratio <= _LITTLE and row.found >= full.found - 1e-9
-        ]
-        begin = f"At {context} tokens"
-        if not others:
-            continue
-        if not good:
-            least = min(others, key=lambda row: (row.perplexity_ratio, -row.found))
-            yield (
-                f"{begin} no setting keeps perplexity within {_LITTLE - 1:.0%} and finds what the full cache "
-                f"finds ({full.found:.0%} of the needles): {least.setting} comes nearest in perplexity "
-                f"({least.perplexity_ratio:.3f} x) and finds {least.found:.0%}."
-            )
-            continue
-        best = min(good, key=lambda row: row.memory_share)
-        yield (
-            f"{begin} {best.setting} keeps perplexity within {_LITTLE - 1:.0%} "
-            f"({best.perplexity_ratio:.3f} x) and finds {best.found:.0%} of the needles "
-            f"(full: {full.found:.0%}) with {best.memory_share:.0%} of the memory, "
-            f"at {best.speed_ratio:.2f} x the speed."
+def _sentence(rows: Sequence[Row]) -> str:
+    """The smallest setting that is as good as the full cache at one context, or the nearest to it."""
+    full, *others = rows
+    good = [
+        row
+        for row in others
+        if row["perplexity_ratio"] <= _LITTLE and row["found"] >= full["found"] - 1e-9
+    ]
+    begin = f"At {full['context']} tokens"
+    if not good:
+        least = min(others, key=lambda row: (row["perplexity_ratio"], -row["found"]))
+        return (
+            f"{begin} no setting keeps perplexity within {_LITTLE - 1:.0%} and finds what the full cache "
+            f"finds ({full['found']:.0%} of the needles): {least['setting']} comes nearest in perplexity "
+            f"({least['perplexity_ratio']:.3f} x) and finds {least['found']:.0%}."
         )
+    best = min(good, key=lambda row: float(row["memory_share"]))
+    return (
+        f"{begin} {best['setting']} keeps perplexity within {_LITTLE - 1:.0%} "
+        f"({best['perplexity_ratio']:.3f} x) and finds {best['found']:.0%} of the needles "
+        f"(full: {full['found']:.0%}) with {best['memory_share']:.0%} of the memory, "
+        f"at {best['speed_ratio']:.2f} x the speed."
+    )
 
 
-def _tables(rows: Sequence[KvRow]) -> Iterator[Table]:
-    columns: dict[str, Callable[[Mapping[str, Any]], Cell | str]] = {
+def _table(rows: Sequence[Row]) -> Table:
+    columns: dict[str, Callable[[Row], Cell | str]] = {
         "setting": _setting,
         "perplexity": lambda row: f"{row['perplexity']:.2f}",
         "x full (95 %)": _ratio,
@@ -129,50 +133,39 @@ def _tables(rows: Sequence[KvRow]) -> Iterator[Table]:
         "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
         "speed x full": lambda row: f"{row['speed_ratio']:.2f}",
     }
-    for context, some in _by_context(rows).items():
-        title = f"The cache at a context of {context} tokens"
-        yield long_table(title, columns, [asdict(row) for row in some], ("exactness",))
-    depths = list(rows[0].found_by_depth)
-    by_depth: dict[str, Any] = {"setting": _setting, "context": lambda row: str(row["context"])}
-    for depth in depths:
-        by_depth[f"at {float(depth):.0%}"] = lambda row, at=depth: (
-            f"{row['found_by_depth'][at]:.0%}"
-        )
-    ordered = sorted(
-        map(asdict, rows), key=lambda row: [r.setting for r in rows].index(row["setting"])
-    )
-    yield long_table("Needles found by depth", by_depth, ordered, ("setting",))
+    title = f"The cache at a context of {rows[0]['context']} tokens"
+    return long_table(title, columns, rows, ("exactness",))
 
 
-def _setting(row: Mapping[str, Any]) -> Cell:
+def _setting(row: Row) -> Cell:
     approximate = row["exactness"] == Exactness.APPROXIMATE
     return Cell(row["setting"], Mark.APPROXIMATE if approximate else Mark.NONE)
 
 
-def _ratio(row: Mapping[str, Any]) -> str:
+def _ratio(row: Row) -> str:
     if row["setting"] == FULL:
         return "1"
     low, high = row["perplexity_low"], row["perplexity_high"]
     return f"{row['perplexity_ratio']:.3f} ({low:.3f}–{high:.3f})"
 
 
-def _charts(rows: Sequence[KvRow]) -> Iterator[Chart]:
-    contexts, names = list(_by_context(rows)), list(dict.fromkeys(row.setting for row in rows))
-    by_name = {name: [row for row in rows if row.setting == name] for name in names}
+def _charts(rows: Sequence[Row]) -> Iterator[Curves]:
     figures = {
         "perplexity": "perplexity_ratio",
         "memory": "memory_share",
         "tokens/s": "speed_ratio",
+        "share of needles found": "found",
     }
+    contexts = list(dict.fromkeys(row["context"] for row in rows))
+    settings = dict.fromkeys(row["setting"] for row in rows if row["setting"] != FULL)
     panels = {
         title: {
-            name: Line(contexts, [getattr(row, field) for row in some])
-            for name, some in by_name.items()
-            if name != FULL
+            name: Line(contexts, [row[figure] for row in rows if row["setting"] == name])
+            for name in settings
         }
-        for title, field in figures.items()
+        for title, figure in figures.items()
     }
-    if len(names) > 1:
+    if settings:
         yield Curves(
             "Settings of the cache",
             "tokens of the prompt",
@@ -181,13 +174,3 @@ def _charts(rows: Sequence[KvRow]) -> Iterator[Chart]:
             "over the full cache",
             "full",
         )
-    shares = {
-        f"context {context}": {
-            row.setting: Line(
-                list(map(float, row.found_by_depth)), list(row.found_by_depth.values())
-            )
-            for row in some
-        }
-        for context, some in _by_context(rows).items()
-    }
-    yield Curves("Needles", "depth in the prompt", shares, False, "share found", None)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from forerun.compression import METHODS, Compression, KeptTokens
+from forerun.compression import METHODS, NO_COMPRESSION, Compression, KeptTokens
 from forerun.engine.model_options import ModelOptions
-from forerun.errors import ConfigError, UnknownNameError
-from forerun.options import UNIQUE, FileName, changes, option, options, part, pick
+from forerun.errors import ConfigError
+from forerun.options import UNIQUE, FileName, changes, option, options, part
 
 if TYPE_CHECKING:
     from forerun.report.result import Result
@@ -86,14 +86,18 @@ class KvRequest:
     )
 
     def __post_init__(self) -> None:
-        for name in () if self.methods == NO_METHOD else self.methods:
-            if name not in METHODS.names():
-                raise UnknownNameError("kv_method", name, METHODS.names())
+        for name in self.used_methods:
+            METHODS.find(name)
         if self.timed_tokens > self.scored_tokens:
             raise ConfigError(
                 f"timed_tokens is {self.timed_tokens} of {self.scored_tokens} scored_tokens; time as many "
                 "as are scored at most."
             )
+
+    @property
+    def used_methods(self) -> tuple[str, ...]:
+        """Methods of eviction that are measured."""
+        return () if self.methods == NO_METHOD else self.methods or tuple(METHODS.names())
 
     @property
     def longest(self) -> int:
@@ -112,22 +116,14 @@ class CacheSetting:
     """A setting of the cache.
 
     Args:
-        label: how tables call it.
-        load: arguments of `forerun.load` that make it.
+        label: its name in tables.
+        kv_dtype: precision of keys and values.
+        compression: eviction.
     """
 
     label: str
-    load: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def compression(self) -> Compression:
-        """Eviction of the setting."""
-        return pick(Compression, self.load.get("compression", {}))
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The arguments that the loaded model depends on."""
-        return {name: value for name, value in self.load.items() if name != "compression"}
+    kv_dtype: str = "auto"
+    compression: Compression = NO_COMPRESSION
 
 
 def run(request: KvRequest) -> Result:
@@ -148,27 +144,22 @@ def settings_of(request: KvRequest) -> list[CacheSetting]:
     Raises:
         ConfigError: for a budget that the tokens that always stay exceed.
     """
-    precisions = [
-        CacheSetting(f"kv_dtype {name}", {"kv_dtype": name}) for name in request.kv_dtypes
-    ]
+    precisions = [CacheSetting(f"kv_dtype {name}", name) for name in request.kv_dtypes]
     evicting = list(_evicting(request))
     both = [
-        CacheSetting(f"{one.label}, {name}", {**one.load, "kv_dtype": name})
-        for one in evicting
+        CacheSetting(f"{setting.label}, {name}", name, setting.compression)
+        for setting in evicting
         for name in (request.kv_dtypes if request.combined else ())
     ]
     return [CacheSetting(FULL), *precisions, *evicting, *both]
 
 
 def _evicting(request: KvRequest) -> Iterator[CacheSetting]:
-    if request.methods == NO_METHOD:
-        return
-    for method in request.methods or METHODS.names():
-        sizes: list[tuple[str, dict[str, Any]]] = [
-            *((f"ratio {ratio:g}", {"kv_compression_ratio": ratio}) for ratio in request.ratios),
-            *((f"budget {budget}", {"kv_budget": budget}) for budget in request.budgets),
-        ]
-        for label, size in sizes:
-            compression = {"kv_method": method, **changes(request.kept), **size}
-            pick(Compression, compression)
-            yield CacheSetting(f"{method} {label}", {"compression": compression})
+    sizes: dict[str, dict[str, Any]] = {
+        **{f"ratio {ratio:g}": {"kv_compression_ratio": ratio} for ratio in request.ratios},
+        **{f"budget {budget}": {"kv_budget": budget} for budget in request.budgets},
+    }
+    for method in request.used_methods:
+        for label, size in sizes.items():
+            compression = Compression(kv_method=method, **changes(request.kept), **size)
+            yield CacheSetting(f"{method} {label}", compression=compression)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from forerun.bench.kv.request import KvRequest
 from forerun.errors import ConfigError
 
 Encode = Callable[[str], list[int]]
@@ -59,40 +60,32 @@ def prose() -> str:
     return "\n\n".join(text for _, text in sorted(topics.items()))
 
 
-def haystack(
-    encode: Encode,
-    prose_ids: Sequence[int],
-    size: int,
-    rest: int,
-    depths: Sequence[float],
-    count: int,
-    seed: int,
-) -> Haystack:
-    """A prompt of `size` tokens, `rest` tokens that go on, and `count` needles at each depth.
+def haystack(request: KvRequest, encode: Encode, prose_ids: Sequence[int], size: int) -> Haystack:
+    """A prompt of `size` tokens with the needles of a request, and the tokens that go on.
 
     Raises:
         ConfigError: where the needles take more than half of the prompt, or the text is too short.
     """
-    draw = random.Random(seed)
+    draw = random.Random(request.seed)
     # Names of one word first: those that share a word are easily taken for each other.
     names = [
         f"{place}{part}"
         for part in (" West", " East", " South", " North", "")
         for place in draw.sample(PLACES, len(PLACES))
     ]
-    if len(depths) * count > len(names):
+    if len(request.depths) * request.needles > len(names):
         raise ConfigError(
-            f"{len(depths)} depths of {count} needles are more than {len(names)}; ask for fewer."
+            f"{len(request.depths)} depths of {request.needles} needles are more than {len(names)}; ask for "
+            "fewer."
         )
     needles, facts = [], []
-    for depth in sorted(depths):
-        for _ in range(count):
-            name, number = names.pop(), f"{draw.randrange(10_000):04d}"
-            statement = f"The secret number of {name} is"
-            facts.append(encode(f"\n\n{statement} {number}.\n\n"))
-            question = encode(f"\n\nWhat is the secret number of {name}? {statement}")
-            needles.append(Needle(depth, question, encode(f" {number}")))
-    room = size - sum(map(len, facts))
+    for depth in sorted(request.depths * request.needles):
+        name, number = names.pop(), f"{draw.randrange(10_000):04d}"
+        statement = f"The secret number of {name} is"
+        facts.append(encode(f"\n\n{statement} {number}.\n\n"))
+        question = encode(f"\n\nWhat is the secret number of {name}? {statement}")
+        needles.append(Needle(depth, question, encode(f" {number}")))
+    room, rest = size - sum(map(len, facts)), request.scored_tokens
     if room < size // 2:
         raise ConfigError(
             f"{len(facts)} needles take {size - room} of {size} tokens of a prompt; ask for fewer, or for "
