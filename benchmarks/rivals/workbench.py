@@ -11,8 +11,9 @@ from time import perf_counter
 from typing import Any, cast
 
 from benchmarks.rivals.records import PromptTiming, RecordedOutput, RoundTiming
+from benchmarks.rivals.side_by_side import SideBySide
 from benchmarks.rivals.steering import FirstTokens, SetLength, Steered
-from forerun.bench.runs import EncodedPrompt, SideBySide, run_drafting, run_plain
+from forerun.bench.runs import EncodedPrompt, run_drafting, run_plain
 from forerun.contracts import Drafter, Policy
 from forerun.core import Drawing
 from forerun.engine.engine import Engine

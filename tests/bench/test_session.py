@@ -75,10 +75,8 @@ def test_both_sides_do_the_same_work() -> None:
         assert len(row.key.prompts) == row.key.batch
         assert row.side.tokens == row.plain.tokens == 20 * row.key.batch
         for side in (row.side, row.plain):
-            assert sum(side.bursts) == side.tokens
-            assert len(side.gaps) == len(side.bursts) - row.key.batch
             assert sum(side.stages.values()) == pytest.approx(side.seconds, rel=0.2)
-        assert set(row.plain.bursts) == {1}
+        assert len(row.plain.gaps) == row.plain.tokens - row.key.batch > len(row.side.gaps)
         assert row.stats.num_emitted_tokens == row.side.tokens
         greedy = row.key.temperature == 0
         assert row.identical == (row.key.batch if greedy else None)

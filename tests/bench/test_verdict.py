@@ -139,7 +139,6 @@ def test_cells_add_up() -> None:
     assert whole.identical == (10, 10)
     content = whole.as_dict()
     assert content["inter_token_ms"]["p50"] == pytest.approx(100)
-    assert content["burst_sizes"] == {"3": 20, "6": 10}
     assert content["tokens_per_target_forward"]["value"] == pytest.approx(12 / 5)
     assert content["mean_acceptance_length"]["value"] == pytest.approx(10 / 3)
 

@@ -12,8 +12,8 @@ from forerun.measure.ledger import Ledger
 
 
 def row(setting: str, prompt: int, speedup: float, category: str = "chat") -> MeasuredPair:
-    side = Side(100, 1.0 / speedup, None, (), (), {})
-    plain = Side(100, 1.0, None, (), (), {})
+    side = Side(100, 1.0 / speedup, None, (), {})
+    plain = Side(100, 1.0, None, (), {})
     return MeasuredPair(PairKey(setting, 0.0, 1, category, (str(prompt),)), "of it", side, plain)
 
 

@@ -21,8 +21,8 @@ def made_row(
 ) -> MeasuredPair:
     """A pair of 12 tokens each, of which plain decoding takes one second."""
     seconds = 1.0 / speedup
-    side = Side(12, seconds, 0.1, (50.0, 150.0), (6, 3, 3), STAGES)
-    plain = Side(12, 1.0, 0.1, (80.0,) * 11, (1,) * 12, STAGES)
+    side = Side(12, seconds, 0.1, (50.0, 150.0), STAGES)
+    plain = Side(12, 1.0, 0.1, (80.0,) * 11, STAGES)
     stats = Stats(
         num_drafts=3,
         num_draft_tokens=9,

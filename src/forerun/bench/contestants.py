@@ -148,7 +148,7 @@ class Elsewhere:
     ) -> Measured:
         [completion] = plain.completions
         tokens, seconds = self._generate(prompts[0], len(completion.token_ids))
-        side = Side(len(tokens), seconds, None, (), (), {})
+        side = Side(len(tokens), seconds, None, (), {})
         return Measured(side, identical=int(tokens == list(completion.token_ids)))
 
     def _generate(self, prompt: EncodedPrompt, count: int) -> tuple[list[int], float]:

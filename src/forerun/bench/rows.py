@@ -6,10 +6,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, TypeAdapter
 
 from forerun.bench.runs import EncodedPrompt, Timed
 from forerun.core import Stats
@@ -54,15 +56,13 @@ class Side:
         seconds: time until the last token, prefill and drafting included.
         first: seconds to the first token, the median over the requests; None if unknown.
         gaps: milliseconds between arrivals of tokens, of all requests one after the other.
-        bursts: number of tokens of each arrival, of all requests.
         stages: seconds by stage; host is the time in none of the others.
     """
 
-    tokens: int
-    seconds: float
+    tokens: PositiveInt
+    seconds: Annotated[float, Field(gt=0, lt=math.inf)]
     first: float | None
     gaps: tuple[float, ...]
-    bursts: tuple[int, ...]
     stages: dict[str, float]
 
     @property
@@ -116,24 +116,15 @@ class MeasuredPair:
         """A row of what `as_dict` has written.
 
         Raises:
-            KeyError, TypeError, ValueError: for anything else.
+            ValueError: for anything else.
         """
-        names = {field.name for field in fields(cls)}
-        values = {name: value for name, value in content.items() if name in names}
-        key = values["key"]
-        values["key"] = PairKey(**{**key, "prompts": tuple(map(str, key["prompts"]))})
-        for name in ("side", "plain"):
-            if values.get(name) is not None:
-                values[name] = _side(values[name])
-        if values.get("stats") is not None:
-            values["stats"] = Stats(**values["stats"])
-        values["differences"] = tuple(values.get("differences", ()))
-        row = cls(**values)
+        row = _CONTENT.validate_python(content)
         if (row.side is None) == (row.error is None) or (row.side is None) != (row.plain is None):
             raise ValueError("a row holds two sides or an error")
         return row
 
 
+_CONTENT = TypeAdapter(MeasuredPair)
 ROWS = Format(
     mark="forerun_bench",
     version=1,
@@ -195,7 +186,6 @@ def side_of(run: Timed) -> Side:
             for arrivals in run.arrivals
             for sooner, later in pairwise(arrivals)
         ),
-        bursts=tuple(size for sizes in run.bursts for size in sizes),
         stages={name: round(seconds, 7) for name, seconds in stages.items()},
     )
 
@@ -204,10 +194,3 @@ def loops(token_ids: Sequence[int]) -> bool:
     """True if an output repeats itself: some 4-gram occurs more than 8 times."""
     grams = zip(token_ids, token_ids[1:], token_ids[2:], token_ids[3:], strict=False)
     return max(Counter(grams).values(), default=0) > 8
-
-
-def _side(content: dict[str, Any]) -> Side:
-    side = Side(**{**content, "gaps": tuple(content["gaps"]), "bursts": tuple(content["bursts"])})
-    if not (side.tokens > 0 and 0 < side.seconds < math.inf):
-        raise ValueError("a side without tokens or time")
-    return side

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 
 from forerun.core import Hints, Stats
 from forerun.engine.engine import Engine
-from forerun.engine.requests import Completion, TokenEvent
+from forerun.engine.requests import Completion
 from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
 
@@ -43,13 +42,11 @@ class Timed:
     Args:
         completions: the outputs, in the order of the prompts.
         arrivals: seconds since the start at which tokens came, for each request.
-        bursts: number of tokens that came at each arrival, for each request.
         seconds: time until the last token of all.
     """
 
     completions: tuple[Completion, ...]
     arrivals: tuple[tuple[float, ...], ...]
-    bursts: tuple[tuple[int, ...], ...]
     seconds: float
 
     @property
@@ -78,95 +75,45 @@ class Timed:
         return None
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of an engine: its events, its seconds, and those that went into prompts."""
-
-    events: list[TokenEvent]
-    seconds: float
-    prefill: float
-
-
-class SideBySide:
-    """Requests that an engine decodes at once, from empty caches.
-
-    Each has a namespace of its own: what a drafter remembers of another run would help this one.
-
-    Args:
-        engine: that decodes them.
-        prompts: one a request.
-        params: of all requests.
-        speculative: False decodes plainly, in rounds without drafts.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompts: Sequence[EncodedPrompt],
-        params: SamplingParams,
-        speculative: bool = True,
-    ) -> None:
-        empty_caches(engine)
-        self.engine, self.started = engine, perf_counter()
-        self.numbers = [
-            engine.add(
-                prompt.token_ids,
-                params,
-                speculative=speculative,
-                hints=alone(Hints(prompt.prediction)),
-            )
-            for prompt in prompts
-        ]
-
-    def steps(self) -> Iterator[Step]:
-        """The steps until all requests have ended; those of an interrupted run are cancelled."""
-        engine = self.engine
-        try:
-            while engine.has_work:
-                before, started = engine.stats.prefill_seconds, perf_counter()
-                events = engine.step()
-                seconds = perf_counter() - started
-                yield Step(events, seconds, engine.stats.prefill_seconds - before)
-        except BaseException:
-            for number in self.numbers:
-                engine.cancel(number)
-            raise
-
-    def completions(self) -> tuple[Completion, ...]:
-        """The outputs, in the order of the prompts.
-
-        Raises:
-            Exception: that ended a request.
-        """
-        completions = tuple(map(self.engine.completion, self.numbers))
-        for completion in completions:
-            if completion.error is not None:
-                raise completion.error
-        return completions
-
-
 def run_drafting(
     engine: Engine,
     prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     speculative: bool = True,
 ) -> Timed:
-    """Decode prompts at once from empty caches, in rounds."""
-    requests = SideBySide(engine, prompts, params, speculative)
-    arrivals: dict[int, list[float]] = {number: [] for number in requests.numbers}
-    bursts: dict[int, list[int]] = {number: [] for number in requests.numbers}
-    for step in requests.steps():
-        now = perf_counter() - requests.started
-        for number, count in Counter(event.request_id for event in step.events).items():
-            arrivals[number].append(now)
-            bursts[number].append(count)
-    seconds = perf_counter() - requests.started
-    return Timed(
-        requests.completions(),
-        tuple(map(tuple, arrivals.values())),
-        tuple(map(tuple, bursts.values())),
-        seconds,
-    )
+    """Decode prompts at once from empty caches, in rounds; those of an interrupted run are cancelled.
+
+    Each has a namespace of its own: what a drafter remembers of another run would help this one.
+
+    Args:
+        speculative: False decodes plainly, in rounds without drafts.
+
+    Raises:
+        Exception: that ended a request.
+    """
+    empty_caches(engine)
+    started = perf_counter()
+    arrivals: dict[int, list[float]] = {}
+    for prompt in prompts:
+        hints = alone(Hints(prompt.prediction))
+        number = engine.add(prompt.token_ids, params, speculative=speculative, hints=hints)
+        arrivals[number] = []
+    try:
+        while engine.has_work:
+            events = engine.step()
+            now = perf_counter() - started
+            for number in {event.request_id for event in events}:
+                arrivals[number].append(now)
+    except BaseException:
+        for number in arrivals:
+            engine.cancel(number)
+        raise
+    seconds = perf_counter() - started
+    completions = tuple(map(engine.completion, arrivals))
+    for completion in completions:
+        if completion.error is not None:
+            raise completion.error
+    return Timed(completions, tuple(map(tuple, arrivals.values())), seconds)
 
 
 def run_plain(engine: Engine, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> Timed:
@@ -180,7 +127,7 @@ def run_plain(engine: Engine, prompts: Sequence[EncodedPrompt], params: Sampling
     for _ in stream:
         arrivals.append(perf_counter() - started)
     seconds = perf_counter() - started
-    return Timed((stream.completion,), (tuple(arrivals),), ((1,) * len(arrivals),), seconds)
+    return Timed((stream.completion,), (tuple(arrivals),), seconds)
 
 
 def nearly(text: str) -> str:

@@ -130,7 +130,6 @@ class SettingFigures:
             "plain_first_token_ms": first(self.plain),
             "inter_token_ms": gaps(self.sides),
             "plain_inter_token_ms": gaps(self.plain),
-            "burst_sizes": {str(size): n for size, n in sorted(burst_sizes(self.sides).items())},
             "stage_ms_per_token": stages(self.sides),
             "plain_stage_ms_per_token": stages(self.plain),
             "tokens_per_target_forward": _of(self.tokens_per_forward),
@@ -179,11 +178,6 @@ def gaps(sides: Sequence[Side]) -> dict[str, float]:
         return {}
     values = np.percentile(every, PERCENTILES)
     return {f"p{at}": float(value) for at, value in zip(PERCENTILES, values, strict=True)}
-
-
-def burst_sizes(sides: Sequence[Side]) -> Counter[int]:
-    """Number of arrivals by the tokens that came at once."""
-    return Counter(size for side in sides for size in side.bursts)
 
 
 def stages(sides: Sequence[Side]) -> dict[str, float]:
