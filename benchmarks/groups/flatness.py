@@ -54,18 +54,18 @@ def _flat(
     yield Figure(
         GROUP,
         f"{model} {precision}: {n} tokens over 1",
-        short.rise,
+        short.ratio,
         goal,
         at_most=True,
-        detail=f"{1e3 * short.time:.2f} and {1e3 * single.time:.2f} ms",
+        detail=f"{1e3 * short.seconds:.2f} and {1e3 * single.seconds:.2f} ms",
     )
     yield Figure(
         GROUP,
         f"{model} {precision}: the same at context {LONG}, more by",
-        long.rise - short.rise,
+        long.ratio - short.ratio,
         MORE_AT_LONG,
         at_most=True,
-        detail=f"{long.rise:.2f} x, {1e3 * long.time:.2f} ms",
+        detail=f"{long.ratio:.2f} x, {1e3 * long.seconds:.2f} ms",
     )
 
 

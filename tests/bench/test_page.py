@@ -74,7 +74,7 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
                 assert -1 <= float(node.attrib.get(key, 0)) <= width
             for key in ("y", "y1", "y2", "cy"):
                 assert -1 <= float(node.attrib.get(key, 0)) <= height
-    assert text.count("<svg") == 4 * 4
+    assert text.count("<svg") == 4 * 3
 
 
 def test_the_page_says_the_verdict_first() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from forerun.bench import runs
 from forerun.bench.contestants import Drafting, Measured
 from forerun.bench.rows import MeasuredPair
-from forerun.bench.runs import EncodedPrompt, Timed, run_drafting, run_plain
-from forerun.bench.session import TRIES, BenchSession, grouped
+from forerun.bench.runs import EncodedPrompt, Timed, run_drafting
+from forerun.bench.session import BenchSession, grouped
 from forerun.bench.settings import COLD, DEFAULT, Setting
 from forerun.bench.verdict import FEW
 from forerun.core import Plan, Request
@@ -127,14 +126,6 @@ def test_the_warm_default_goes_on_and_the_cold_one_begins_anew() -> None:
     assert learned.known == sorted(set(learned.known)), "it knows more before every further prompt"
 
 
-def test_a_cold_pair_that_is_measured_again_is_cold_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["asleep", None, None])
-    monkeypatch.setattr(Timed, "disturbed", property(lambda _: next(answers, None)))
-    cold, forgetful = learning(cold=True)
-    assert all(row.error is None for row in session(cold).run())
-    assert forgetful.known == [0] * (len(PROMPTS) + 1)
-
-
 def test_fixed_lengths_are_warmed_up_as_they_are() -> None:
     contestant, lengths = drafting(), list[int]()
     contestant.engine.watch_rounds(lambda done: lengths.extend(map(len, done.drafts)))
@@ -240,46 +231,6 @@ def test_a_knock_out_leaves_the_fastest_and_the_default(monkeypatch: pytest.Monk
     again.prompts = made.prompts
     assert [row.key for row in again.run()] == [row.key for row in rows[7:]]
     assert again.knocked_out == made.knocked_out
-
-
-class Clock:
-    """Jumps where it is told, and ticks otherwise."""
-
-    def __init__(self, jumps: Iterator[float]) -> None:
-        self.now, self.jumps = 0.0, jumps
-
-    def __call__(self) -> float:
-        self.now += 1e-3 + next(self.jumps)
-        return self.now
-
-
-@pytest.mark.parametrize(("jump", "word"), [(60.0, "a pause of 60.0 s"), (-60.0, "backwards")])
-def test_a_clock_that_jumps_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, jump: float, word: str
-) -> None:
-    def once() -> Iterator[float]:
-        for number in range(10**6):
-            yield jump if number == 9 else 0.0
-
-    plain = Engine(TARGET)
-    monkeypatch.setattr(runs, "perf_counter", Clock(once()))
-    assert word in (run_plain(plain, PROMPTS[:1], PARAMS).disturbed or "")
-    assert run_plain(plain, PROMPTS[:1], PARAMS).disturbed is None
-
-    def always() -> Iterator[float]:
-        for number in range(10**6):
-            yield jump if number % 15 == 9 else 0.0
-
-    monkeypatch.setattr(runs, "perf_counter", Clock(always()))
-    [row, *_] = session(drafting()).run()
-    assert row.error is not None
-    assert word.split()[0] in row.error
-
-
-def test_a_disturbed_pair_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["asleep"] * (TRIES - 1) + [None] * 99)
-    monkeypatch.setattr(Timed, "disturbed", property(lambda _: next(answers, None)))
-    assert all(row.error is None for row in session(drafting()).run())
 
 
 def test_groups_cover_every_prompt() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from forerun import _native
 from forerun.bench.rows import MeasuredPair
 from forerun.bench.session import BenchSession
-from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.policies.auto import AutoPolicy
 from tests.helpers.command_line import Cli, Write
@@ -78,21 +76,6 @@ def test_all_engines_have_the_precision_of_the_cache(cli: Cli, prompts: str) -> 
     assert "kv_dtype 'int5'" in refused(cli.run(*run, *few, "--kv-dtype", "int5"))
 
 
-def test_other_engines_keep_their_own_caches(
-    cli: Cli, small: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the report says so."""
-    monkeypatch.setattr("forerun.bench.run.RemoteEngine", _missing)
-    against = (*small, "--against", "llama.cpp")
-    coded = run_json(cli, *against, "--kv-dtype", "bf16")
-    assert any("kv_dtype bf16 is forerun's alone" in text for text in coded["remarks"])
-    assert not any("kv_dtype" in text for text in run_json(cli, *against)["remarks"])
-
-
-def _missing(*_: Any, **__: Any) -> Any:
-    raise ConfigError("it is not there.")
-
-
 def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: Path) -> None:
     rows, page, text = (str(tmp_path / name) for name in ("rows.jsonl", "page.html", "report.md"))
     content = run_json(cli, *small, "--records", rows, "--html", page, "--markdown", text)
@@ -109,7 +92,6 @@ def test_from_prompts_to_a_verdict(cli: Cli, small: tuple[str, ...], tmp_path: P
     assert plain["gigabytes_per_second"] == pytest.approx(
         plain["tokens_per_second"] * plain["bytes_per_token"] / 1e9, rel=1e-3
     )
-    assert ("share_of_read_bandwidth" in plain) == _native.AVAILABLE
     header, *lines = map(json.loads, Path(rows).read_text().splitlines())
     assert header["model"] == cli.target
     assert [MeasuredPair.from_dict(line).error for line in lines] == [None] * 8

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 
 from forerun import _native
-from tests.helpers.command_line import Cli, Write
+from tests.helpers.command_line import Cli
 from tests.helpers.refusals import refused
 
 needs_kernels = pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels")
 FEW = ("--rounds", "1", "--threads", "1", "--tokens", "1,4", "--contexts", "16")
-PLAN = ("--hardware", "h100", "-m", "llama-3.1-70b", "--draft-model", "llama-3.1-8b")
 COMMON = {
     *("schema_version", "versions", "hardware", "mode", "settings", "answers", "machine", "limits"),
     *("peaks_flops", "free", "draft_seconds_in_round", "costs", "rows"),
 }
 MEASURED = {"last_level_cache_bytes"}
-PREDICTED = {"device", "weight_bytes", "fits", "free_tokens_of_all_requests"}
 
 
 @pytest.fixture(autouse=True)
@@ -72,26 +70,6 @@ def test_on_torch_too(cli: Cli) -> None:
     assert {row["precision"] for row in found["rows"]} == {"fp32"}
 
 
-def test_hardware_that_is_not_at_hand(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "roof.png"
-    found = content(cli, *PLAN, "--num-devices", "4", "--plot", str(file))
-    assert file.read_bytes()[:4] == b"\x89PNG"
-    assert set(found) == COMMON | PREDICTED
-    assert found["mode"] == "predicted"
-    assert found["limits"]["ridge_point"] == pytest.approx(989.4 / 3.35)
-    assert found["fits"]
-    assert {row["seconds"] for row in found["rows"]} == {None}
-    own = content(cli, "--bandwidth", "3350", "--flops", "989.4", *PLAN[2:])
-    assert own["limits"]["ridge_point"] == pytest.approx(989.4 / 3.35)
-
-
-def test_a_config_alone(cli: Cli) -> None:
-    named = content(cli, "-m", f"{cli.target}/config.json", "--hardware", "a100", *FEW[4:])
-    whole = content(cli, "-m", cli.target, "--hardware", "a100", *FEW[4:])
-    for row, other in zip(named["rows"], whole["rows"], strict=True):
-        assert row | {"model": ""} == other | {"model": ""}
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -101,16 +79,8 @@ def test_a_config_alone(cli: Cli) -> None:
         (("--rounds", "0"), ["rounds is 0", "[1, 10000]"]),
         (("--modl", "zoo"), ["'--model'"]),
         (("--model", "/no/such"), ["/no/such", "no directory"]),
-        (("--num-devices", "2"), ["--num-devices", "only of use with --hardware"]),
-        (("--hardware", "h1000"), ["'h1000'", "Did you mean 'h100'?"]),
-        (("--bandwidth", "20"), ["--flops"]),
-        ((*PLAN, "--rounds", "3"), ["--rounds", "--hardware exclude each other"]),
-        ((*PLAN, "--backend", "torch"), ["--backend", "--hardware exclude each other"]),
-        ((*PLAN[:3], "llama-3.1-7"), ["'llama-3.1-7'", "llama-3.1-70b"]),
-        ((*PLAN, "--dtype", "fp7"), ["fp7"]),
-        (("--hardware", "a100", *PLAN[2:], "--dtype", "fp8"), ["a100", "fp8"]),
-        ((*PLAN, "--plot", "roof.gif"), ["roof.gif", ".png"]),
-        ((*PLAN, "--plot", "/no/such/roof.png"), ["--plot", "no directory /no/such"]),
+        (("--plot", "roof.gif"), ["roof.gif", ".png"]),
+        (("--plot", "/no/such/roof.png"), ["--plot", "no directory /no/such"]),
         (("--dtype", "int9"), ["int9"]),
     ],
 )
@@ -118,15 +88,7 @@ def test_wrong_use(cli: Cli, options: tuple[str, ...], words: list[str]) -> None
     refused(cli.run("roofline", *options), *words)
 
 
-def test_a_config_without_what_is_needed(cli: Cli, write: Write) -> None:
-    config = write("config.json", json.dumps({"model_type": "mamba", "num_hidden_layers": 2}))
-    refused(cli.run("roofline", "--hardware", "h100", "-m", config), "num_attention_heads")
-    broken = write("broken.json", "{")
-    refused(cli.run("roofline", "--hardware", "h100", "-m", broken), "broken.json")
-    refused(cli.run("roofline", "-m", broken), "broken.json", "directory")
-
-
 def test_without_the_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "AVAILABLE", False)
     monkeypatch.setattr(_native, "REASON", "no compiler")
-    refused(cli.run("roofline", "-m", cli.target), "no compiler", "--hardware")
+    refused(cli.run("roofline", "-m", cli.target), "no compiler")

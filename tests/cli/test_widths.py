@@ -58,7 +58,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "20",
         ),
         "roofline": ("roofline", "-m", cli.target, *ROOFLINE, "--threads", "1"),
-        "roofline elsewhere": ("roofline", "--hardware", "h100", "-m", "llama-3.1-70b"),
     }[name]
 
 
@@ -80,7 +79,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
         "acceptances",
         "hardware",
         "text",
-        "roofline elsewhere",
         pytest.param("roofline", marks=[needs_kernels, pytest.mark.zoo, pytest.mark.slow]),
     ],
 )

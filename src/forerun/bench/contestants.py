@@ -31,14 +31,12 @@ class Measured:
 
     Args:
         side: what it took.
-        disturbed: why its times do not count, if they do not.
         stats: its counters, where it has some.
         identical: outputs that are plain decoding's; None where they need not be.
         differences: why others are not, where that was found out.
     """
 
     side: Side
-    disturbed: str | None = None
     stats: Stats | None = None
     identical: int | None = None
     differences: tuple[str, ...] = ()
@@ -94,7 +92,7 @@ class Drafting:
                 for prompt in prompts
             ]
         run = run_drafting(self.engine, prompts, params)
-        measured = Measured(side_of(run), run.disturbed, run.stats)
+        measured = Measured(side_of(run), run.stats)
         if not deterministic(params, self.engine.config):
             return measured
         differences = []
@@ -161,9 +159,8 @@ class Elsewhere:
         return answer[0], answer[1]
 
 
-# Tokens to draft a round that are tried, on so many prompts with so many tokens.
-LENGTHS = (2, 4, 8)
-TRIED_PROMPTS, TRIED_TOKENS = 3, 48
+# Tokens to draft a round that other engines are measured with; 0 decodes plainly.
+LENGTHS = (0, 2, 4, 8)
 
 
 @dataclass
@@ -171,8 +168,8 @@ class Opponents:
     """Other engines that take part.
 
     Args:
-        contestants: two of each engine: plain, and with the drafts that were fastest.
-        facts: of each contestant: engine, version, settings, the sweep.
+        contestants: each engine plain, and with drafts of each length.
+        facts: of each contestant: engine, version, settings.
         notes: which engines are missing, and why.
     """
 
@@ -182,26 +179,27 @@ class Opponents:
 
 
 @contextmanager
-def invited(
-    names: Sequence[str],
-    load: Callable[[str], RemoteEngine],
-    prompts: Sequence[EncodedPrompt],
-) -> Iterator[Opponents]:
+def invited(names: Sequence[str], load: Callable[[str], RemoteEngine]) -> Iterator[Opponents]:
     """Engines that are loaded, each in a process of its own; they end with the block.
 
     Args:
         names: names of peers.
         load: from a name to its engine.
-        prompts: whose first ones serve to find each engine's best length.
     """
     opponents = Opponents()
     with ExitStack() as stack:
         for number, name in enumerate(names):
             try:
                 engine = stack.enter_context(load(name))
-                _add(opponents, name, engine, prompts)
+                described: dict[str, Any] = engine.call("describe")
             except ConfigError as error:
                 opponents.notes.append(f"without {name}: {str(error).rstrip('.')}")
+                continue
+            drafts = "draft model" if described["draft"] else "lookup"
+            for length in LENGTHS:
+                label = f"{name}, {drafts} of {length}" if length else f"{name}, plain"
+                opponents.contestants.append(Elsewhere(label, engine, length))
+                opponents.facts[label] = described
             report("loading other engines", number + 1, len(names))
         yield opponents
 
@@ -210,34 +208,3 @@ def files_of(checkpoint: Checkpoint) -> Path:
     """The GGUF file or the folder of a model."""
     location = checkpoint.with_weights().location
     return location.file or location.directory
-
-
-def _add(
-    opponents: Opponents, name: str, engine: RemoteEngine, prompts: Sequence[EncodedPrompt]
-) -> None:
-    """Sweep the lengths of an engine, and take it in as it is plain and as it is best."""
-    described: dict[str, Any] = engine.call("describe")
-    rates = _sweep(engine, prompts[:TRIED_PROMPTS])
-    best = max(LENGTHS, key=lambda length: rates[length])
-    words = ", ".join(f"{rates[length]:.0f} with {length or 'none'}" for length in rates)
-    described["sweep"] = f"tokens/s by drafted tokens: {words}"
-    drafts = "draft model" if described["draft"] else "lookup"
-    for label, length in (("plain", 0), (f"{drafts} of {best}", best)):
-        contestant = Elsewhere(f"{name}, {label}", engine, length)
-        opponents.contestants.append(contestant)
-        opponents.facts[contestant.name] = described
-
-
-def _sweep(engine: RemoteEngine, prompts: Sequence[EncodedPrompt]) -> dict[int, float]:
-    """Tokens a second by length, plain decoding among them, after a warm-up of each."""
-    rates = {}
-    for length in (0, *LENGTHS):
-        request = {"num_speculative_tokens": length}
-        ids = [list(prompt.token_ids) for prompt in prompts]
-        engine.call("generate", prompt_ids=ids[0], num_tokens=WARM_UP_TOKENS, **request)
-        seconds = sum(
-            engine.call("generate", prompt_ids=own, num_tokens=TRIED_TOKENS, **request)[1]
-            for own in ids
-        )
-        rates[length] = len(ids) * TRIED_TOKENS / seconds
-    return rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.bench.settings import method_of
-from forerun.bench.summary import SettingFigures, gaps, stages
+from forerun.bench.summary import SettingFigures, stages
 from forerun.bench.verdict import Recommendation, shown
 from forerun.report.chart import Bar, Bars, Curves, Line, Span, Spans
 from forerun.report.result import Figure
@@ -38,7 +38,7 @@ def _place(cells: Sequence[SettingFigures], verdict: Recommendation) -> list[Fig
         )
     ]
     if chosen:
-        made += [_acceptance(chosen), _stage_shares(chosen), _pauses(chosen)]
+        made += [_acceptance(chosen), _stage_shares(chosen)]
     return [figure for figure in made if figure is not None]
 
 
@@ -91,27 +91,3 @@ def _stage_shares(chosen: Sequence[SettingFigures]) -> Figure:
         "verifying, and the rest of the host's work."
     )
     return Figure("Where the time goes", text, Bars("stages", "ms a token", made, _STAGES))
-
-
-def _pauses(chosen: Sequence[SettingFigures]) -> Figure | None:
-    plain = gaps([side for cell in chosen for side in cell.plain])
-    every = [("plain decoding", plain), *((cell.setting, gaps(cell.sides)) for cell in chosen)]
-    rows = [
-        Span(
-            name,
-            at["p50"],
-            at["p90"],
-            at["p99"],
-            f"{at['p50']:.1f} / {at['p90']:.1f} / {at['p99']:.1f}",
-            "even",
-        )
-        for name, at in every
-        if at
-    ]
-    if not rows:
-        return None
-    text = (
-        "Between two arrivals of tokens in a stream: from the median to the 99th percentile, the mark "
-        "at the 90th."
-    )
-    return Figure("Inter-token latency", text, Spans("inter-token latency", "ms", rows))

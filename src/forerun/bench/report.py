@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from forerun.bench.figures import figures
-from forerun.bench.machine import Bandwidth
 from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD
 from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate, summarize
@@ -41,7 +40,7 @@ class BenchReport:
         exactness: of each setting; of peers nothing is known.
         peers: names of contestants that are not forerun's, with versions and settings.
         notes: what was left out, and why.
-        bandwidth: of memory, in the same run.
+        bytes_per_token: that a token of a single request reads, in the middle of its output; None if unknown.
     """
 
     model: str
@@ -51,7 +50,7 @@ class BenchReport:
     exactness: Mapping[str, str] = field(default_factory=dict)
     peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    bandwidth: Bandwidth | None = None
+    bytes_per_token: float | None = None
 
     @cached_property
     def cells(self) -> list[SettingFigures]:
@@ -107,10 +106,32 @@ class BenchReport:
                 remarks.append(f"{setting} is approximate: its output is not the target's")
         return [*remarks, *self.notes]
 
+    @cached_property
+    def plain_decoding(self) -> dict[str, float]:
+        """Rates that plain runs of single requests reach; empty without such runs."""
+        sides = [row.plain for row in self.rows if row.plain is not None and row.key.batch == 1]
+        times = [gap for side in sides for gap in side.gaps]
+        if not times or self.bytes_per_token is None:
+            return {}
+        rate = 1e3 * len(times) / sum(times)
+        return {
+            "tokens_per_second": rate,
+            "bytes_per_token": round(self.bytes_per_token),
+            "gigabytes_per_second": rate * self.bytes_per_token / 1e9,
+        }
+
     @property
-    def closeness(self) -> str:
-        """Plain decoding beside the memory's bandwidth, in words; empty where that is unknown."""
-        return "" if self.bandwidth is None else self.bandwidth.sentence(self.rows)
+    def closeness(self) -> list[str]:
+        """Rates of plain decoding in words."""
+        rates = self.plain_decoding
+        return (
+            [
+                f"plain decoding: {rates['tokens_per_second']:.0f} tokens/s after the first one, "
+                f"{rates['bytes_per_token'] / 1e6:.0f} MB a token, {rates['gigabytes_per_second']:.1f} GB/s"
+            ]
+            if rates
+            else []
+        )
 
     @property
     def beside_peers(self) -> list[str]:
@@ -152,7 +173,7 @@ class BenchReport:
                 {**vars(verdict), "details": list(verdict.details)} for verdict in self.verdicts
             ],
             "sentences": ["; ".join([text, *details]) for text, details in self.paragraphs],
-            "plain_decoding": self.bandwidth and self.bandwidth.facts(self.rows),
+            "plain_decoding": self.plain_decoding,
             "remarks": self.remarks,
             "exactness": dict(self.exactness),
             "peers": {name: dict(facts) for name, facts in self.peers.items()},
@@ -193,7 +214,7 @@ def result_of(report: BenchReport) -> Result:
         content=report.as_dict(),
         answers=[*defects, *advice[len(defects) :]],
         tables=tables(report),
-        endings=[report.closeness] if report.closeness else [],
+        endings=report.closeness,
         notes=report.remarks,
         exit_code=DEFECT_FOUND if defects else 0,
         title="forerun bench",

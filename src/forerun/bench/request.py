@@ -129,7 +129,7 @@ class BenchRequest:
     against: tuple[Annotated[str, known("engine", peer_names)], ...] = option(
         default=(),
         description="transformers, llama.cpp, openvino: the same model, prompts and numbers of tokens, plain "
-        "and at the best length of their drafts; greedy, a request at a time.",
+        "and with drafts of 2, 4 and 8 tokens; greedy, a request at a time.",
         section="Other engines",
     )
     peers_python: FileName | None = Field(

@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt, TypeAdapter
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from forerun.bench.runs import EncodedPrompt, Timed
 from forerun.core import Stats
@@ -118,7 +118,10 @@ class MeasuredPair:
         Raises:
             ValueError: for anything else.
         """
-        row = _CONTENT.validate_python(content)
+        try:
+            row = _CONTENT.validate_python(content)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
         if (row.side is None) == (row.error is None) or (row.side is None) != (row.plain is None):
             raise ValueError("a row holds two sides or an error")
         return row

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.bench.contestants import Drafting, Opponents, files_of, invited
 from forerun.bench.engines import Prepared, Workshop
-from forerun.bench.machine import Bandwidth
+from forerun.bench.forwards import forward_bytes
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest
@@ -172,7 +172,7 @@ def measuring(
         file = _records(request, facts, lambda row: done.update({row.key: row}))
         if file is not None:
             stack.enter_context(file)
-        opponents = stack.enter_context(_opponents(request, workshop, crossed, prepared))
+        opponents = stack.enter_context(_opponents(request, workshop, crossed))
         session = BenchSession(
             plain,
             [*contestants, *opponents.contestants],
@@ -182,7 +182,6 @@ def measuring(
             request.batch_sizes,
             request.minutes,
             done,
-            bandwidth=_bandwidth(plain, prepared, params),
         )
         report = BenchReport(
             model=request.model.model,
@@ -194,18 +193,15 @@ def measuring(
             notes=[
                 *crossed.notes,
                 *_left_out(prepared.too_long),
-                *_other_caches(request),
                 *opponents.notes,
             ],
-            bandwidth=session.bandwidth,
+            bytes_per_token=_bytes_per_token(plain, prepared, params),
         )
         yield BenchRun(session, report, file, crossed.settings)
 
 
 @contextmanager
-def _opponents(
-    request: BenchRequest, workshop: Workshop, crossed: Crossed, prepared: Prepared
-) -> Iterator[Opponents]:
+def _opponents(request: BenchRequest, workshop: Workshop, crossed: Crossed) -> Iterator[Opponents]:
     """The engines of `--against`; none without."""
     if not request.against:
         yield Opponents()
@@ -227,15 +223,15 @@ def _opponents(
     def load(name: str) -> RemoteEngine:
         return RemoteEngine(name, name=name, python=request.peers_python, **options)
 
-    with invited(request.against, load, prepared.prompts) as opponents:
+    with invited(request.against, load) as opponents:
         yield opponents
 
 
-def _bandwidth(plain: Engine, prepared: Prepared, params: SamplingParams) -> Bandwidth | None:
+def _bytes_per_token(plain: Engine, prepared: Prepared, params: SamplingParams) -> float | None:
     lengths = [len(prompt.token_ids) for prompt in prepared.prompts]
     middle = sum(lengths) // len(lengths) + (params.max_tokens or 1) // 2
     try:
-        return Bandwidth.of(plain.target, middle)
+        return forward_bytes(plain.target, 1, middle)
     except CheckpointError:
         return None  # The shape of the model is unknown.
 
@@ -287,13 +283,3 @@ def _placed(request: BenchRequest) -> str:
     return ", ".join(
         f"{name} {getattr(request.model, name)}" for name in ("backend", "dtype", "kv_dtype")
     )
-
-
-def _other_caches(request: BenchRequest) -> list[str]:
-    """A note on what differs where other engines take part."""
-    if request.model.kv_dtype == "auto" or not request.against:
-        return []
-    return [
-        f"kv_dtype {request.model.kv_dtype} is forerun's alone; other engines keep keys and values as they "
-        "do by default, in the precision that their settings name"
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from time import perf_counter
 
 from forerun.core import Hints, Stats
@@ -12,10 +11,6 @@ from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
 from forerun.measure.paired import alone, empty_caches
 from forerun.params import SamplingParams
-
-# A pause in a stream longer than this, in seconds and in usual pauses of the same run, is not the engine's:
-# the process was stopped, the machine slept, or its clock jumped.
-LONGEST_PAUSE, LONGER_THAN_USUAL = 1.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -58,21 +53,6 @@ class Timed:
     def stats(self) -> Stats:
         """Counters of all requests."""
         return Stats.total(completion.stats for completion in self.completions)
-
-    @property
-    def disturbed(self) -> str | None:
-        """Sign that these times are not those of the work, in words; None without one."""
-        pauses = [
-            later - sooner for arrivals in self.arrivals for sooner, later in pairwise(arrivals)
-        ]
-        if self.seconds <= 0 or any(pause < 0 for pause in pauses):
-            return "the clock went backwards"
-        if not pauses:
-            return None
-        usual = sorted(pauses)[len(pauses) // 2]
-        if max(pauses) > max(LONGEST_PAUSE, LONGER_THAN_USUAL * usual):
-            return f"a pause of {max(pauses):.1f} s between two tokens"
-        return None
 
 
 def run_drafting(

@@ -7,20 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import monotonic
-from typing import Protocol, TypeVar
 
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
-from forerun.bench.machine import Bandwidth
 from forerun.bench.rows import MeasuredPair, PairKey, Place, digest_of, loops, side_of
-from forerun.bench.runs import EncodedPrompt, Timed, run_plain
+from forerun.bench.runs import EncodedPrompt, run_plain
 from forerun.bench.settings import DEFAULT
 from forerun.bench.verdict import FEW
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams
 from forerun.progress import report
 
-# Times that a pair is measured whose times do not count; then it is a gap.
-TRIES = 3
 # Failures of a contestant one after the other, after which it is not asked again.
 FAILURES = 2
 
@@ -29,26 +25,16 @@ Group = tuple[EncodedPrompt, ...]
 """Prompts of a category that are decoded at once."""
 
 
-class OfCategory(Protocol):
-    """A prompt or what was made of it."""
-
-    @property
-    def category(self) -> str: ...
-
-
-P = TypeVar("P", bound=OfCategory)
-
-
 def key_of(group: Group, setting: str, temperature: float) -> PairKey:
     """Identity of a measurement."""
     ids = tuple(prompt.prompt_id for prompt in group)
     return PairKey(setting, temperature, len(ids), group[0].category, ids)
 
 
-def grouped(prompts: Sequence[P], batches: Sequence[int]) -> list[list[tuple[P, ...]]]:
+def grouped(prompts: Sequence[EncodedPrompt], batches: Sequence[int]) -> list[list[Group]]:
     """For each prompt the groups that begin with it: of each size those after it in its category, from
     its first prompts again where there are no more."""
-    categories: dict[str, list[P]] = defaultdict(list)
+    categories: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in prompts:
         categories[prompt.category].append(prompt)
     places: Counter[str] = Counter()
@@ -118,7 +104,6 @@ class BenchSession:
             prompts, settings that lost on each of the first ones are not measured further.
         done: rows of an earlier session; failures are measured again.
         notes: what a reader of the rows must know.
-        bandwidth: of memory, measured before each prompt.
         finalists: after 2, 4, 8, … prompts the slower half of the settings is left out until so many are
             left; 0 leaves out none.
     """
@@ -132,7 +117,6 @@ class BenchSession:
     minutes: float = 0.0
     done: Mapping[PairKey, MeasuredPair] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    bandwidth: Bandwidth | None = None
     finalists: int = 0
     knocked_out: frozenset[Place] = frozenset()
 
@@ -158,8 +142,6 @@ class BenchSession:
                 before = set(losers.dropped)
                 self.notes += losers.halve(self.finalists)
                 self.knocked_out |= losers.dropped - before
-            if self.bandwidth is not None:
-                self.bandwidth.measure()
             for group, temperature in ((group, t) for group in begin for t in self.temperatures):
                 missing = self._missing(group, temperature)
                 for name in {c.name for c in self.contestants} - {c.name for c in missing}:
@@ -235,23 +217,20 @@ class BenchSession:
     ) -> MeasuredPair:
         params = self._params(key.temperature)
         self._warm_up(contestant, group, params)
-        why: str | None = None
-        for _ in range(TRIES):
-            plain = run_plain(self.plain, group, params)
-            other = contestant.measure(group, params, plain)
-            why = plain.disturbed or other.disturbed
-            if not why and plain.tokens and other.side.tokens and other.side.seconds > 0:
-                return MeasuredPair(
-                    key,
-                    digest,
-                    side=other.side,
-                    plain=side_of(plain),
-                    stats=other.stats,
-                    loops=_looping(plain),
-                    identical=other.identical,
-                    differences=other.differences,
-                )
-        return MeasuredPair(key, digest, error=f"its times do not count: {why or 'no time passed'}")
+        plain = run_plain(self.plain, group, params)
+        other = contestant.measure(group, params, plain)
+        if not (plain.tokens and other.side.tokens):
+            return MeasuredPair(key, digest, error="no token came")
+        return MeasuredPair(
+            key,
+            digest,
+            side=other.side,
+            plain=side_of(plain),
+            stats=other.stats,
+            loops=sum(loops(completion.token_ids) for completion in plain.completions),
+            identical=other.identical,
+            differences=other.differences,
+        )
 
     def _warm_up(self, contestant: Contestant, group: Group, params: SamplingParams) -> None:
         short = replace(params, max_tokens=WARM_UP_TOKENS)
@@ -262,7 +241,3 @@ class BenchSession:
         if (contestant.name, batch) not in self._warm:
             contestant.warm_up(group, short)
             self._warm.add((contestant.name, batch))
-
-
-def _looping(run: Timed) -> int:
-    return sum(loops(completion.token_ids) for completion in run.completions)

@@ -57,8 +57,7 @@ def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
     if pair.run.device.type == "cpu":
         if not _native.AVAILABLE:
             raise ConfigError(
-                f"forerun's CPU kernels are not available: {_native.REASON}. What they measure can also be "
-                "given: --bandwidth and --flops, or --hardware."
+                f"forerun's CPU kernels, which measure the machine, are not available: {_native.REASON}."
             )
         use_threads(request.place.threads)
     capacity = min(max(request.contexts) + max(request.counts), target.summary.max_context)
@@ -122,7 +121,7 @@ def measure(request: RooflineRequest, target: CausalLM, draft: CausalLM | None) 
         in_round = draft_in_round(draft, target, request.rounds, context)
     missing = [size for size in request.contexts if size not in fitting]
     notes = [f"{target.name} has no room for a context of {size} tokens." for size in missing]
-    return Roofline("measured", name, rows, facts, in_round, notes)
+    return Roofline(name, rows, facts, in_round, notes)
 
 
 def limits_of(machine: Machine) -> LimitsNow:
@@ -167,8 +166,7 @@ def hardware_called(name: str) -> Hardware:
         if f"-{known}-" in f"-{words}-":
             return HARDWARE[known]
     raise ConfigError(
-        f"the limits of {name} are not known; give them with --bandwidth and --flops, "
-        "which measures nothing."
+        f"the limits of {name} are not known; `forerun simulate --bandwidth --flops` takes any."
     )
 
 

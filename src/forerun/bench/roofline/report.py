@@ -27,7 +27,7 @@ def report_of(roofline: Roofline, device: torch.device | None = None) -> Result:
         device: of the model that was run, if any.
     """
     return Result(
-        mode=roofline.mode,
+        mode="measured",
         rows=[asdict(row) for row in roofline.rows],
         tables=list(_tables(roofline)),
         charts=[roof(roofline)],
@@ -41,34 +41,22 @@ def report_of(roofline: Roofline, device: torch.device | None = None) -> Result:
 def _answers(roofline: Roofline) -> Iterator[str]:
     first = roofline.rows[0]
     ridge = roofline.limits.ridge_point
+    reads = f"reading its {size_text(first.bytes)} at {_rate(first.bandwidth)}"
+    what = reads if first.bound == "memory" else "its arithmetic at the instruction's peak"
     side = "below" if first.bound == "memory" else "above"
     yield (
         f"Decoding {first.model} ({first.precision}) on {roofline.hardware} computes "
         f"{_short(first.intensity)} FLOP a byte, {side} the ridge at {_short(ridge)}: {first.bound} "
-        f"bounds it. A token {_takes(roofline)} {_time(first.time)}{_of_limits(first)}."
+        f"bounds it. A token takes {_time(first.seconds)}; {what} takes "
+        f"{_time(first.predicted_seconds)}."
     )
     yield _free(roofline)
-    for draft, *_ in list(roofline.of(DRAFT).values())[:1]:
-        in_round = roofline.draft_in_round
-        seconds, when = (
-            (draft.time, "") if in_round is None else (in_round, " right after the target has run")
-        )
+    if roofline.draft_in_round is not None:
+        draft = next(iter(roofline.of(DRAFT).values()))[0]
         yield (
-            f"A token of the draft {draft.model} {_takes(roofline)} {_time(seconds)}{when}, "
-            f"{_short(seconds / first.time)} of a plain one."
+            f"A token of the draft {draft.model} takes {_time(roofline.draft_in_round)} right after the "
+            f"target has run, {_short(roofline.draft_in_round / first.seconds)} of a plain one."
         )
-
-
-def _takes(roofline: Roofline) -> str:
-    return "takes" if roofline.mode == "measured" else "would take"
-
-
-def _of_limits(row: Forward) -> str:
-    if row.seconds is None:
-        return ""
-    reads = f"reading its {size_text(row.bytes)} at {_rate(row.bandwidth)}"
-    what = reads if row.bound == "memory" else "its arithmetic at the instruction's peak"
-    return f"; {what} takes {_time(row.predicted_seconds)}"
 
 
 def _free(roofline: Roofline) -> str:
@@ -82,14 +70,10 @@ def _free(roofline: Roofline) -> str:
     text = (
         f"Checking is as good as free (at most {FREE:g} x one token's time) {' and '.join(texts)}"
     )
-    if roofline.mode == "measured":
-        text += f"; by the roofline {_up_to(roofline.free[0]['predicted_tokens'])}"
-    else:
-        most = roofline.facts["free_tokens_of_all_requests"]
-        text += f"; of all requests together up to {most}, attention left out"
-    dear = [row for row in rows if row.n in _TOLD and row.rise > FREE]
+    text += f"; by the roofline {_up_to(roofline.free[0]['predicted_tokens'])}"
+    dear = [row for row in rows if row.n in _TOLD and row.ratio > FREE]
     if dear:
-        costs = ", ".join(f"{row.n} tokens cost {row.rise:.1f} x" for row in dear)
+        costs = ", ".join(f"{row.n} tokens cost {row.ratio:.1f} x" for row in dear)
         text += f". At {context}, {costs}"
     return text + "."
 
@@ -104,20 +88,16 @@ def _tables(roofline: Roofline) -> Iterator[Table]:
         "FLOP/byte": lambda row: _short(row["intensity"]),
         "bound by": lambda row: str(row["bound"]),
         "roofline ms": lambda row: f"{1e3 * row['predicted_seconds']:.3f}",
+        "measured ms": lambda row: f"{1e3 * row['seconds']:.3f}",
+        "of reads": lambda row: f"{row['share_of_bandwidth']:.0%}",
+        "of peak": lambda row: f"{row['share_of_peak']:.0%}",
+        "roofline x": lambda row: f"{row['predicted_ratio']:.2f}",
     }
-    if roofline.mode == "measured":
-        columns |= {
-            "measured ms": lambda row: f"{1e3 * row['seconds']:.3f}",
-            "of reads": lambda row: f"{row['share_of_bandwidth']:.0%}",
-            "of peak": lambda row: f"{row['share_of_peak']:.0%}",
-            "roofline x": lambda row: f"{row['predicted_ratio']:.2f}",
-        }
-    times = "ratio" if roofline.mode == "measured" else "predicted_ratio"
     free = {fact["context"]: fact["tokens"] for fact in roofline.free}
 
     def rise(row: Mapping[str, Any]) -> Cell:
         held = row["role"] == TARGET and 1 < row["n"] <= free[row["context"]]
-        return Cell(f"{row[times]:.2f}", Mark.FREE if held else Mark.NONE)
+        return Cell(f"{row['ratio']:.2f}", Mark.FREE if held else Mark.NONE)
 
     columns["x one token"] = rise
     for context in free:

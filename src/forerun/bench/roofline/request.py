@@ -8,7 +8,6 @@ from pydantic import Field
 
 from forerun.engine.model_options import DEFAULT_MODEL, DEFAULT_SHOWN, ModelOptions
 from forerun.options import UNIQUE, Text, option, options, part
-from forerun.simulation.request import ELSEWHERE, HardwareOptions
 
 if TYPE_CHECKING:
     from forerun.report.result import Result
@@ -22,11 +21,8 @@ class RooflineRequest:
     """Bounds of a model's forwards here: memory or arithmetic, and from how many tokens on.
 
     Measures the machine's reads and multiply-adds, and forwards of 1 to 64 tokens, in turns: how many
-    tokens are checked for the time of one, and what a draft costs. With --hardware, or --bandwidth and
-    --flops, nothing is run: the forwards follow from published limits and the model's config.
-
-    A model is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; with --hardware also a
-    config.json, a known model such as llama-3.1-70b, or a count such as 70B.
+    tokens are checked for the time of one, and what a draft costs. Limits
+    of a GPU are published ones. For other hardware there is `forerun simulate --hardware`.
     """
 
     model: Text = option(
@@ -40,7 +36,6 @@ class RooflineRequest:
         default=ModelOptions,
         section="Model",
         without=("model", "max_context", "kv_dtype"),
-        excludes=dict.fromkeys(("device", "backend", "threads"), ELSEWHERE),
     )
     draft_dtype: Text = Field(
         default="auto",
@@ -59,9 +54,7 @@ class RooflineRequest:
         ge=1,
         le=10_000,
         description="Times that everything is measured, in alternation.",
-        excludes=ELSEWHERE,
     )
-    machine: HardwareOptions = part(default=HardwareOptions, section="Hardware")
 
     @property
     def counts(self) -> list[int]:
@@ -70,14 +63,9 @@ class RooflineRequest:
 
 
 def run(request: RooflineRequest) -> Result:
-    """The forwards of a model below the limits of this machine, or of other hardware."""
-    from forerun.bench.roofline.report import report_of
-
-    if request.machine.named:
-        from forerun.bench.roofline.predicted import predict
-
-        return report_of(predict(request))
+    """The forwards of a model below the limits of this machine."""
     from forerun.bench.roofline.measured import load_models, measure
+    from forerun.bench.roofline.report import report_of
 
     target, draft = load_models(request)
     return report_of(measure(request, target, draft), target.device)

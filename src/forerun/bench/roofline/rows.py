@@ -1,10 +1,10 @@
-"""Forwards below the limits of a machine, measured or predicted."""
+"""Forwards of models below the limits of a machine."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from forerun.costs.forwards import Limits, Traffic
@@ -29,7 +29,7 @@ class Forward:
         bandwidth, peak: of the roof above it, in bytes and FLOP a second.
         bound: memory or arithmetic: what takes longer.
         predicted_seconds, predicted_ratio: by the roofline: the time, and that over one token's.
-        seconds: measured: the median over turns; None if nothing was run.
+        seconds: measured: the median over turns.
         ratio: the median over turns of the time over that of one token just before.
         share_of_bandwidth: of the rate at which the same turn read as many bytes; the median.
         share_of_peak: of the multiply-adds of the same turn; the median.
@@ -48,20 +48,10 @@ class Forward:
     bound: str
     predicted_seconds: float
     predicted_ratio: float
-    seconds: float | None = None
-    ratio: float | None = None
-    share_of_bandwidth: float | None = None
-    share_of_peak: float | None = None
-
-    @property
-    def time(self) -> float:
-        """Seconds, measured or else predicted."""
-        return self.predicted_seconds if self.seconds is None else self.seconds
-
-    @property
-    def rise(self) -> float:
-        """Time over that of one token, measured or else predicted."""
-        return self.predicted_ratio if self.ratio is None else self.ratio
+    seconds: float
+    ratio: float
+    share_of_bandwidth: float
+    share_of_peak: float
 
 
 @dataclass(frozen=True)
@@ -82,30 +72,22 @@ class Subject:
         role: target or draft.
         name, precision: of the model.
         traffic: of its forwards.
-        overhead: seconds that every forward takes beside.
     """
 
     role: str
     name: str
     precision: str
     traffic: Traffic
-    overhead: float = 0.0
 
-    def row(self, n: int, context: int, limits: Limits, turns: Sequence[Turn] = ()) -> Forward:
+    def row(self, n: int, context: int, limits: Limits, turns: Sequence[Turn]) -> Forward:
         """A forward of `n` tokens after `context` others."""
         work = self.traffic.alone(n, context)
         total = work[0] + work[1]
         read, flops = float(total.bytes_moved), float(total.flops)
-        predicted = self.overhead + float(limits.seconds(*work))
-        alone = self.overhead + float(limits.seconds(*self.traffic.alone(1, context)))
-        measured = {
-            "seconds": [turn.seconds[n] for turn in turns],
-            "ratio": [turn.ratios[n] for turn in turns],
-            "share_of_bandwidth": [
-                read / turn.seconds[n] / turn.limits.bandwidth for turn in turns
-            ],
-            "share_of_peak": [flops / turn.seconds[n] / turn.limits.peak for turn in turns],
-        }
+        predicted = float(limits.seconds(*work))
+        alone = float(limits.seconds(*self.traffic.alone(1, context)))
+        seconds = [turn.seconds[n] for turn in turns]
+        rates = [(turn.limits, time) for turn, time in zip(turns, seconds, strict=True)]
         return Forward(
             role=self.role,
             model=self.name,
@@ -120,7 +102,10 @@ class Subject:
             bound="memory" if flops / read < limits.ridge_point else "arithmetic",
             predicted_seconds=predicted,
             predicted_ratio=predicted / alone,
-            **{name: statistics.median(values) for name, values in measured.items() if turns},
+            seconds=median(seconds),
+            ratio=median(turn.ratios[n] for turn in turns),
+            share_of_bandwidth=median(read / time / now.bandwidth for now, time in rates),
+            share_of_peak=median(flops / time / now.peak for now, time in rates),
         )
 
 
@@ -129,11 +114,11 @@ def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
 
     Args:
         rows: of one model and context, by rising tokens.
-        predicted: by the roofline, where there are measurements too.
+        predicted: by the roofline, not as measured.
     """
     most = 1
     for row in rows:
-        if (row.predicted_ratio if predicted else row.rise) > FREE:
+        if (row.predicted_ratio if predicted else row.ratio) > FREE:
             break
         most = row.n
     return most
@@ -144,7 +129,6 @@ class Roofline:
     """Forwards and the limits above them.
 
     Args:
-        mode: measured or predicted.
         hardware: name of the machine.
         rows: of the target, then of the draft, by context and tokens.
         facts: what else applies to all rows, ready for JSON.
@@ -152,7 +136,6 @@ class Roofline:
         notes: sentences for people.
     """
 
-    mode: str
     hardware: str
     rows: Sequence[Forward]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +172,7 @@ class Roofline:
         ]
 
     def costs(self, role: str) -> CostTable | None:
-        """Seconds of forwards, measured or else predicted; None without rows."""
+        """Seconds of forwards; None without rows."""
         seconds = [
             (row.n, 1, row.context, self.seconds(row)) for row in self.rows if row.role == role
         ]
@@ -197,7 +180,7 @@ class Roofline:
 
     def seconds(self, row: Forward) -> float:
         """Seconds of a forward: those of one token times the ratio, which was measured in pairs."""
-        return self.of(row.role)[row.context][0].time * row.rise
+        return self.of(row.role)[row.context][0].seconds * row.ratio
 
     def as_facts(self) -> dict[str, Any]:
         """Everything but the rows, ready for JSON."""
