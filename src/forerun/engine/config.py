@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from forerun.contracts import Policy
 from forerun.core import MOST_NODES, Drawing, Tree
@@ -35,14 +35,6 @@ def _tree(value: Any) -> str | Tree | None:
     if isinstance(value, str):
         return check("tree", value, Text)  # type: ignore[no-any-return]
     return None if value is None else parse_tree(value)
-
-
-def _by_name(value: Any) -> Any:
-    """Options as a mapping, also if they are given as one or several dataclasses of methods."""
-    parts = value if isinstance(value, tuple) else (value,)
-    if not all(is_dataclass(part) and not isinstance(part, type) for part in parts):
-        return value
-    return {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
 
 
 @options
@@ -98,7 +90,7 @@ class SpeculativeConfig:
         description="How far to draft, if at all: auto decides each round by measured costs and acceptance; "
         "fixed or adaptive.",
     )
-    options: Annotated[Mapping[str, Any], BeforeValidator(_by_name)] = Field(
+    options: Mapping[str, Any] = Field(
         default_factory=dict,
         description="Options of the method, of the methods that it drafts with, and of the policy, by name.",
     )

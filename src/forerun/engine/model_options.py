@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from forerun.compression import NO_COMPRESSION, Compression
 from forerun.errors import ConfigError, shown
 from forerun.options import Text, option, options
 from forerun.processor import cores
@@ -14,6 +13,7 @@ from forerun.progress import say
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
     from forerun.engine.resolve import Resolved
+    from forerun.engine.settings import SizeOptions
     from forerun.models import Checkpoint, Placement
 
 # Caches are allocated at once, in steps of this many tokens, for so many unless more are asked for.
@@ -88,17 +88,13 @@ class ModelOptions:
         self,
         checkpoint: Checkpoint,
         choice: Resolved | None,
-        *,
-        max_context: int | None,
-        max_batch_size: int = 1,
-        prefix_reuse: bool = True,
-        compression: Compression = NO_COMPRESSION,
+        **sizes: Unpack[SizeOptions],
     ) -> Engine:
         """An engine for an open model; says what was chosen where the options leave it open.
 
         Args:
             choice: how to speculate; None decodes plainly.
-            max_context, max_batch_size, prefix_reuse, compression: as of `forerun.load`.
+            sizes: as of `forerun.load`.
         """
         from forerun.engine.load import load
 
@@ -109,13 +105,10 @@ class ModelOptions:
             device=self.device,
             backend=self.backend,
             kv_dtype=self.kv_dtype,
-            max_batch_size=max_batch_size,
-            max_context=max_context,
-            prefix_reuse=prefix_reuse,
-            compression=compression,
+            **sizes,
         )
-        if compression.is_on:
-            method = compression.kv_method
+        if engine.compression.is_on:
+            method = engine.compression.kv_method
             say(f"kv_method {method!r} is approximate: what it evicts changes the output")
         if choice is not None and choice.note:
             say(choice.note)
