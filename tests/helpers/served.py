@@ -48,9 +48,12 @@ def served_engine(rows: int = 3, template: str | None = TEMPLATE, **options: Any
 
 @cache
 def byte_tokenizer(template: str | None) -> Any:
-    """A tokenizer of bytes with a chat template, and a mark of thoughts among its tokens."""
+    """A tokenizer of bytes with a chat template, and marks of thoughts and calls among its tokens."""
     tokenizer = chat_tokenizer(template)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    special = ["[TOOL_CALLS]", "[ARGS]"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
     return tokenizer
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from forerun.core import FinishReason, Stats
@@ -37,6 +38,7 @@ class Split:
     thinks: bool = False
 
 
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 Splitter = Callable[[str, bool], Split]
 """Takes more text of an answer, and True with the last of it; returns the parts that became certain."""
 
@@ -77,7 +79,7 @@ class Thinking:
             self._trim = True
             return taken
         # The end of the mark may come with the next round; spaces before it are no reasoning.
-        certain = before if final else before[: len(before) - _overlap(before, self.END)].rstrip()
+        certain = before if final else before[: len(before) - overlap(before, self.END)].rstrip()
         self._held = before[len(certain) :]
         return self._trimmed(certain)
 
@@ -93,7 +95,7 @@ class Thinking:
         return text
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Length of the longest end of a text that begins `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
@@ -174,6 +176,7 @@ class Answer:
     Args:
         job: the requests in the engine.
         new_splitter: makes the splitter of a choice.
+        marks: texts of special tokens that splitters read, which are no text otherwise.
         per_prompt: choices of each prompt.
         prediction_only: drafts come from the client's prediction alone.
     """
@@ -182,10 +185,11 @@ class Answer:
         self,
         job: AnswerJob,
         new_splitter: Callable[[], Splitter] = lambda: lambda text, _: Split(text),
+        marks: Mapping[int, str] = NO_MARKS,
         per_prompt: int = 1,
         prediction_only: bool = False,
     ) -> None:
-        self._job, self._prediction_only = job, prediction_only
+        self._job, self._prediction_only, self._marks = job, prediction_only, marks
         self._splitters = [new_splitter() for _ in job.requests]
         self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
         self._per_prompt, self._called = per_prompt, set[int]()
@@ -210,7 +214,8 @@ class Answer:
         return choices
 
     def _piece(self, update: Update) -> Piece:
-        text, final = "".join(e.text for e in update.events), update.completion is not None
+        text = "".join(e.text + self._marks.get(e.token_id, "") for e in update.events)
+        final = update.completion is not None
         split = self._splitters[update.index](text, final)
         if split.tool_calls:
             self._called.add(update.index)

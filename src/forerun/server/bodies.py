@@ -41,6 +41,36 @@ class Prediction(Body):
     content: str | list[dict[str, Any]]
 
 
+class Function(Body):
+    """A function that a model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    # Arguments meet the schema where a call is forced, and are the model's own elsewhere.
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool; only functions are served."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ToolName(Body):
+    """Name of a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that an answer must call."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
 class JsonSchemaFormat(Body):
     """A JSON schema under a name."""
 
@@ -112,8 +142,11 @@ class ChatBody(SamplingBody):
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    # No effect on an answer of this server.
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    # Obeyed where a call is forced; how many calls a model makes unforced is its own.
     parallel_tool_calls: bool | None = None
+    # No effect on an answer of this server.
     modalities: list[Literal["text"]] | None = None
     verbosity: str | None = None
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
-from forerun.server.answers import Thinking
-from forerun.server.bodies import ChatBody, Message
+from forerun.server.answers import Split, Splitter, Thinking
+from forerun.server.bodies import ChatBody, Function, Message, Tool
 from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form
 from forerun.server.service import EngineRequest
 from forerun.server.state import ServerState
+from forerun.server.tools import ToolCallReader, ToolFormat, offered
 
 # Tokens at the end of a prompt in which the template may have opened a thought.
 _TAIL = 8
@@ -34,7 +38,14 @@ def answer(state: ServerState, request: HttpRequest, body: ChatBody, form: Form)
 def _make(
     state: ServerState, body: ChatBody, namespace: str
 ) -> tuple[Sequence[EngineRequest], dict[str, Any]]:
-    token_ids = prompt_of(state, body.messages, body.chat_template_kwargs, body.reasoning_effort)
+    functions, form = offered(body, state.tool_format), state.tool_format
+    token_ids = prompt_of(
+        state,
+        body.messages,
+        body.chat_template_kwargs,
+        body.reasoning_effort,
+        body.tools if functions else None,
+    )
     params = state.sampling(body)
     params["max_tokens"] = _limit(body)
     if body.logprobs:
@@ -42,13 +53,16 @@ def _make(
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     hints, opened = Hints(_prediction(state, body), namespace), _thinks(state, token_ids)
-    grammars = _grammars(state, grammar_of(body), opened)
+    grammars = _grammars(state, body, opened, functions)
     requests = state.repeated(body, [token_ids], params, grammars, hints=hints)
-    options = {
-        **({} if opened is None else {"new_splitter": partial(Thinking, opened)}),
+    options: dict[str, Any] = {
+        "new_splitter": lambda: _splitter(opened, form, functions),
         "per_prompt": len(requests),
         "prediction_only": state.engine.config.method == "prediction",
     }
+    if form is not None and functions:
+        special = state.tokens.special
+        options["marks"] = {special[mark]: mark for mark in form.marks if mark in special}
     return requests, options
 
 
@@ -57,6 +71,7 @@ def prompt_of(
     messages: Sequence[Message],
     variables: Mapping[str, Any] | None,
     effort: str | None = None,
+    tools: Sequence[Tool] | None = None,
 ) -> list[int]:
     """The prompt of a conversation.
 
@@ -66,6 +81,8 @@ def prompt_of(
     values = dict(variables or {})
     if effort is not None and "reasoning_effort" in state.prompts.template_variables:
         values.setdefault("reasoning_effort", effort)
+    if tools:
+        values["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     written = [_written(message) for message in messages]
     return state.prompts.read_messages(written, values or None)
 
@@ -75,6 +92,11 @@ def _written(message: Message) -> dict[str, Any]:
     written = message.model_dump(exclude_none=True)
     if message.role == "developer":
         written["role"] = "system"
+    for call in written.get("tool_calls", ()):
+        function = call.get("function", {}) if isinstance(call, dict) else {}
+        # Templates write arguments as the objects that they are.
+        with suppress(ValueError, TypeError):
+            function["arguments"] = json.loads(function["arguments"])
     return written
 
 
@@ -110,13 +132,39 @@ def _thinks(state: ServerState, token_ids: Sequence[int]) -> bool | None:
     return None if tail.endswith(Thinking.END) else tail.endswith(Thinking.START)
 
 
+def _splitter(
+    opened: bool | None, form: ToolFormat | None, functions: Sequence[Function]
+) -> Splitter:
+    """Splitter of one choice: its thought, then its text and calls."""
+    thinking = None if opened is None else Thinking(opened)
+    calls = ToolCallReader(form, functions) if form is not None and functions else None
+
+    def split(text: str, final: bool) -> Split:
+        found = Split(text) if thinking is None else thinking(text, final)
+        if calls is None:
+            return found
+        rest, parts = calls(found.text, final)
+        return replace(found, text=rest, tool_calls=parts)
+
+    return split
+
+
 def _grammars(
-    state: ServerState, grammar: dict[str, Any] | None, opened: bool | None
+    state: ServerState, body: ChatBody, opened: bool | None, functions: Sequence[Function]
 ) -> Sequence[dict[str, Any]]:
-    """A grammar of an answer, which holds after its thought."""
-    if grammar is None or opened is None:
-        return () if grammar is None else (grammar,)
-    words = state.vocabulary
-    thought = "thought" if opened else f"({words.literal(Thinking.START)} thought)?"
-    rules = f"start: {thought} @answer\nthought: before /\\n{{0,3}}/\n{words.until(Thinking.END)}"
-    return ({"lark_grammar": rules}, {"name": "answer", **grammar})
+    """Grammars of an answer, which hold after its thought: of calls, of text or of both."""
+    grammar, choice, rules = grammar_of(body), body.tool_choice, list[str]()
+    forced = bool(functions) and choice not in (None, "auto")
+    if grammar is None and not forced:
+        return ()
+    words, ways = state.vocabulary, [] if forced else ["@answer"]
+    if functions and state.tool_format is not None:
+        several = choice == "required" and body.parallel_tool_calls is not False
+        ways, rules = [*ways, "calls"], [state.tool_format.rules(words, functions, several)]
+    thought = ""
+    if opened is not None:
+        thought = "thought" if opened else f"({words.literal(Thinking.START)} thought)?"
+        rules += ["thought: before /\\n{0,3}/", words.until(Thinking.END)]
+    start = "\n".join([f"start: {thought} ({' | '.join(ways)})", *rules])
+    named = () if forced or grammar is None else ({"name": "answer", **grammar},)
+    return ({"lark_grammar": start}, *named)

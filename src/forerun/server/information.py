@@ -73,7 +73,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "capabilities": {
             "chat": template is not None,
             "completion": True,
-            "tools": template is not None and "tools" in template.source,
+            "tools": state.tool_format is not None,
             "reasoning": template is not None and "</think>" in template.source,
             "vision": False,
         },

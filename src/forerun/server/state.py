@@ -20,6 +20,7 @@ from forerun.server.constraints import GrammarMask, Vocabulary
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, Make
 from forerun.server.service import EngineRequest, EngineService
+from forerun.server.tools import ToolFormat, format_of
 
 
 @dataclass
@@ -57,6 +58,10 @@ class ServerState:
     @cached_property
     def tokens(self) -> TokenNames:
         return TokenNames(self.engine.tokenizer)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        return None if self.template is None else format_of(self.template.source)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -189,7 +194,8 @@ class TokenNames:
     def __init__(self, tokenizer: Any) -> None:
         self._decoder = Decoder(tokenizer)
         self.decode = self._decoder.decode
-        self._names = {number: name for name, number in self._decoder.special.items()}
+        self.special = self._decoder.special
+        self._names = {number: name for name, number in self.special.items()}
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._bytes = _bytes_by_letter() if self._decoder.joins else {}
         self._known: dict[int, tuple[str, bytes]] = {}

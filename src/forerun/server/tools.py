@@ -1,0 +1,315 @@
+"""Tools: the forms in which models write calls, what is forced of them, and how they are read."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.server.answers import ToolCallPart, overlap
+from forerun.server.bodies import ChatBody, Function, NamedTool
+from forerun.server.constraints import Vocabulary, bounded
+from forerun.server.errors import ApiError
+
+# A call as an object, up to its arguments.
+_OBJECT = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+# Mistral's newer form.
+_NAMED = re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+_XML = re.compile(r"<function=(?P<name>[^>\s]+)>\s*")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+# A text and its end, for values that are not JSON.
+_VALUE = 'value[suffix="\\n</parameter>\\n"]: /(.|\\n)*/'
+
+Write = Callable[[Vocabulary, str, dict[str, Any]], str]
+"""Writes one call in Lark's form, by its name and the schema of its arguments."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """The form of calls in the answers of a family.
+
+    Args:
+        sign: text that the family's templates hold.
+        start: mark before the first call; empty if an answer is calls or none.
+        end: text behind the arguments, up to which the rest is skipped.
+        heads: beginnings of a call up to its arguments.
+        write: writes one call for a grammar.
+        around: texts before, between and behind the calls that are forced.
+        marks: special tokens that belong to the form.
+        id_form: form of a call's id.
+    """
+
+    sign: str
+    start: str
+    end: str
+    heads: Sequence[re.Pattern[str]]
+    write: Write
+    around: Sequence[Sequence[str]] = ((), ("\n",), ())
+    marks: Sequence[str] = ()
+    id_form: str = "call_{:.24}"
+
+    def new_id(self) -> str:
+        return self.id_form.format(uuid.uuid4().hex)
+
+    def rules(self, words: Vocabulary, functions: Sequence[Function], several: bool) -> str:
+        """The rule `calls` in Lark's form, and those that it needs."""
+        before, between, behind = (" ".join(map(words.literal, texts)) for texts in self.around)
+        names = [f"call{number}" for number in range(len(functions))]
+        more = f"({between} call)*" if several else ""
+        found = [f"calls: {before} call {more} {behind}", f"call: {' | '.join(names)}"]
+        for number, one in enumerate(functions):
+            schema = bounded(one.parameters or {"type": "object"}, "tools")
+            found.append(f"{names[number]}: {self.write(words, one.name, schema)}")
+        return "\n".join([*found, _VALUE] if self.heads[0] is _XML else found)
+
+
+def _object(start: str, arguments: str, end: str) -> Write:
+    def write(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
+        opening = [words.literal(start)] if start else []
+        head = ("\n" if end else "") + f'{{"name": "{name}", "{arguments}": '
+        closing = [json.dumps("}\n"), words.literal(end)] if end else [json.dumps("}")]
+        return " ".join([*opening, json.dumps(head), f"%json {json.dumps(schema)}", *closing])
+
+    return write
+
+
+def _named(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
+    marks = [words.literal("[TOOL_CALLS]"), json.dumps(name), words.literal("[ARGS]")]
+    return " ".join([*marks, f"%json {json.dumps(schema)}"])
+
+
+def _xml(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
+    required, parts = schema.get("required", ()), [words.literal("<tool_call>")]
+    parts.append(json.dumps(f"\n<function={name}>\n"))
+    for key, kind in schema.get("properties", {}).items():
+        if not _is_text(kind):
+            value = f"%json {json.dumps(kind)} " + json.dumps("\n</parameter>\n")
+        elif "enum" in kind:
+            texts = " | ".join(json.dumps(str(text)) for text in kind["enum"])
+            value = f"({texts}) " + json.dumps("\n</parameter>\n")
+        elif "maxLength" in kind:
+            sizes = f"{{{kind.get('minLength', 0):d},{kind['maxLength']:d}}}"
+            value = f"/(.|\\n){sizes}/ " + json.dumps("\n</parameter>\n")
+        else:
+            value = "value"
+        part = json.dumps(f"<parameter={key}>\n") + f" {value}"
+        parts.append(part if key in required else f"({part})?")
+    return " ".join([*parts, json.dumps("</function>\n"), words.literal("</tool_call>")])
+
+
+def _is_text(schema: Any) -> bool:
+    return not isinstance(schema, dict) or schema.get("type", "string") == "string"
+
+
+FORMATS: Mapping[str, ToolFormat] = {
+    "qwen3_coder": ToolFormat("<function=", "<tool_call>", "</tool_call>", (_XML,), _xml),
+    "hermes": ToolFormat(
+        *("<tool_call>", "<tool_call>", "</tool_call>", (_OBJECT,)),
+        _object("<tool_call>", "arguments", "</tool_call>"),
+    ),
+    "mistral_named": ToolFormat(
+        *("[ARGS]", "[TOOL_CALLS]", "", (_NAMED,), _named),
+        around=((), (), ()),
+        marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        id_form="{:.9}",
+    ),
+    "mistral": ToolFormat(
+        *("[TOOL_CALLS]", "[TOOL_CALLS]", "}", (_OBJECT, _NAMED)),
+        _object("", "arguments", ""),
+        around=(("[TOOL_CALLS]", "["), (", ",), ("]",)),
+        marks=("[TOOL_CALLS]",),
+        id_form="{:.9}",
+    ),
+    "llama3": ToolFormat(
+        *('"parameters": ', "", "}", (_OBJECT,)),
+        _object("", "parameters", ""),
+        around=((), ("; ",), ()),
+    ),
+}
+"""The known forms; the first whose sign a template holds is its own."""
+
+
+def format_of(source: str) -> ToolFormat | None:
+    """The form of calls by the source of a chat template; None for an unknown one."""
+    if "tools" not in source:
+        return None
+    return next((form for form in FORMATS.values() if form.sign in source), None)
+
+
+class ToolCallReader:
+    """Reads calls out of the text of an answer, however its rounds cut it.
+
+    Args:
+        form: their form.
+        functions: what may be called.
+    """
+
+    def __init__(self, form: ToolFormat, functions: Sequence[Function]) -> None:
+        self._form, self._held, self._count, self._depth = form, "", 0, 0
+        self._schemas = {one.name: one.parameters or {} for one in functions}
+        self._state: Callable[[bool], bool] = self._text
+        self._read, self._parts, self._ends = list[str](), list[ToolCallPart](), form.end
+        self._quoted, self._name = "", ""
+
+    def __call__(self, text: str, final: bool) -> tuple[str, list[ToolCallPart]]:
+        """Text and calls that more of an answer makes certain."""
+        self._held += text
+        self._read, self._parts = [], []
+        while self._state(final):
+            pass
+        return "".join(self._read), self._parts
+
+    def _text(self, final: bool) -> bool:
+        """Text up to the mark of a call; each state returns True if another one goes on."""
+        start, held = self._form.start, self._held
+        if not start:
+            begun = held.lstrip()
+            if not begun.startswith("{"):
+                self._state = self._rest if begun else self._text
+                return bool(begun)
+            self._held, self._state = begun, self._head
+            return True
+        before, mark, after = held.partition(start)
+        if mark:
+            self._read.append(before.rstrip())
+            self._held, self._state = after, self._head
+            return True
+        # Spaces before a mark are no text.
+        certain = held if final else held[: len(held) - overlap(held, start)].rstrip()
+        self._read.append(certain)
+        self._held = held[len(certain) :]
+        return False
+
+    def _rest(self, _: bool) -> bool:
+        self._read.append(self._held)
+        self._held = ""
+        return False
+
+    def _head(self, final: bool) -> bool:
+        """The beginning of a call, up to its arguments."""
+        form, held = self._form, self._held.lstrip(" \r\n\t,;[")
+        if self._count and held.startswith("]"):
+            self._held, self._state = held[1:], self._text
+            return True
+        for head in form.heads:
+            match = head.match(held)
+            if match is not None:
+                self._open(match["name"])
+                self._held = held[match.end() :]
+                self._ends = "" if head is _NAMED else form.end
+                self._state = self._parameters if head is _XML else self._arguments
+                return True
+        if _whole(held) or final or (len(form.end) > 1 and form.end in held):
+            return self._misread(held)
+        return False
+
+    def _misread(self, held: str) -> bool:
+        """A call in another form than it should have, or none."""
+        call, size = _whole(held) or ({}, 0)
+        if "name" in call and {"arguments", "parameters"} & {*call}:
+            found = call.get("arguments", call.get("parameters"))
+            self._open(str(call["name"]))
+            self._add(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
+            self._held, self._state, self._ends = held[size - 1 :], self._end, self._form.end
+            return True
+        self._read.append(held if self._count else self._form.start + self._held)
+        self._held, self._state = "", self._text if self._form.start else self._rest
+        return False
+
+    def _open(self, name: str) -> None:
+        self._name, self._depth, self._quoted = name, 0, ""
+        self._parts.append(ToolCallPart(self._count, "", self._form.new_id(), name))
+        self._count += 1
+
+    def _add(self, arguments: str) -> None:
+        if arguments:
+            self._parts.append(ToolCallPart(self._count - 1, arguments))
+
+    def _arguments(self, _: bool) -> bool:
+        """The arguments, an object: all up to the bracket that closes it."""
+        for place, letter in enumerate(self._held):
+            if self._quoted:
+                escaped = self._quoted == "\\"
+                self._quoted = '"' if escaped or letter not in '"\\' else letter.strip('"')
+            elif letter == '"':
+                self._quoted = letter
+            else:
+                self._depth += (letter in "{[") - (letter in "}]")
+            if not self._depth:
+                self._add(self._held[: place + 1])
+                self._held, self._state = self._held[place + 1 :], self._end
+                return True
+        self._add(self._held)
+        self._held = ""
+        return False
+
+    def _parameters(self, final: bool) -> bool:
+        """Arguments as XML, each when it is complete."""
+        match = _PARAMETER.match(self._held)
+        if match is None:
+            closed = re.match(r"\s*</function>", self._held)
+            if closed is None and not final:
+                return False
+            self._add("{}" if not self._depth else "}")
+            self._held, self._state = self._held[closed.end() if closed else 0 :], self._end
+            return True
+        schema = self._schemas.get(self._name, {}).get("properties", {}).get(match[1])
+        value = json.dumps(_value(match[2], schema), ensure_ascii=False)
+        self._add(f"{', ' if self._depth else '{'}{json.dumps(match[1])}: {value}")
+        self._held, self._depth = self._held[match.end() :], self._depth + 1
+        return True
+
+    def _end(self, final: bool) -> bool:
+        """The rest of a call."""
+        _, mark, after = self._held.partition(self._ends) if self._ends else ("", "}", self._held)
+        if not mark:
+            return False
+        marked = self._form.start and self._ends != "}"
+        self._held, self._state = after, self._text if marked else self._head
+        return True
+
+
+def _whole(text: str) -> tuple[dict[str, Any], int] | None:
+    """The object that a text begins with, and its length, if it is complete."""
+    try:
+        found, size = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return (found, size) if isinstance(found, dict) else None
+
+
+def _value(text: str, schema: Any) -> Any:
+    """An argument by its type: text stays text."""
+    if schema is None or _is_text(schema):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def offered(body: ChatBody, form: ToolFormat | None) -> Sequence[Function]:
+    """The functions that an answer may call.
+
+    Raises:
+        ApiError: for a choice among others, and for tools that the model cannot call.
+    """
+    choice, functions = body.tool_choice, [tool.function for tool in body.tools or ()]
+    if not functions and choice not in (None, "none", "auto"):
+        raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
+    if not functions or choice == "none":
+        return ()
+    if form is None:
+        message = "the model's chat template calls no tools in a known form: "
+        raise ApiError(400, f"{message}{', '.join(FORMATS)}.", param="tools")
+    if isinstance(choice, NamedTool):
+        functions = [one for one in functions if one.name == choice.function.name]
+        if not functions:
+            raise ApiError(400, "tool_choice names no tool that is given.", param="tool_choice")
+    return functions
