@@ -61,7 +61,7 @@ def test_defects_of_drafters(kind: type[DraftModelDrafter]) -> None:
     result = statistics(drafter, "token", num_tokens=num_tokens)
     assert not result.passed
     # The emitted tokens alone give it away, without those inside the round.
-    alarms = result.first.alarms(0.01)
+    alarms = result.first.alarms
     assert any(name.startswith(("emitted", "round start")) for name in alarms)
 
 
@@ -106,7 +106,7 @@ def test_numbers_used_twice(kind: type[Randomness], rule: str) -> None:
     result = statistics(drafter, rule, num_tokens=FEW_TOKENS, randomness=kind())
     assert not result.passed
     words = "consecutive" if kind is defects.OneNumberADraft else "round by round"
-    assert any(words in name for name in result.first.alarms(0.01))
+    assert any(words in name for name in result.first.alarms)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_a_walk_that_does_not_follow_its_decision() -> None:
 @slow
 def test_a_walk_that_does_not_follow_its_decision_by_statistics() -> None:
     result = statistics(DraftModelDrafter(DRAFT, ROWS, 64), "token", Strays())
-    assert any(name.startswith("recovered") for name in result.first.alarms(0.01))
+    assert any(name.startswith("recovered") for name in result.first.alarms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
@@ -25,24 +25,20 @@ _SHAPES = ((-1, 0), (-1, 0, 1), (-1, -1), (-1, -1, 0))
 _PROMPT = [1, 2, 0]
 
 
-@dataclass(frozen=True)
-class RuleEnumeration:
+@dataclass(frozen=True, kw_only=True)
+class RuleEnumeration(Enumeration):
     """The enumeration of one rule.
 
     Args:
         rule: name of the rule.
         level: exactness level that the rule promises. For an approximate rule, the enumeration
             measures its deviation.
-        result: result of the enumeration.
+        passed: True if there were cases and no deviation is more than rounding.
     """
 
     rule: str
     level: Exactness
-    result: Enumeration
-
-    @property
-    def passed(self) -> bool:
-        return self.result.cases > 0 and self.result.largest_deviation <= BOUND
+    passed: bool
 
 
 @dataclass(frozen=True)
@@ -51,42 +47,42 @@ class Enumerations:
 
     Args:
         rules: the result for each rule.
+        passed: True if all rules passed.
+        cases, largest_deviation: sum and maximum over the rules.
         bound: largest deviation of a probability that counts as rounding in float64.
         seconds: time of all enumerations.
     """
 
     rules: tuple[RuleEnumeration, ...]
+    passed: bool
+    cases: int
+    largest_deviation: float
     bound: float
     seconds: float
 
-    @property
-    def passed(self) -> bool:
-        return all(rule.passed for rule in self.rules)
 
-    @property
-    def largest_deviation(self) -> float:
-        return max(rule.result.largest_deviation for rule in self.rules)
-
-    @property
-    def cases(self) -> int:
-        return sum(rule.result.cases for rule in self.rules)
-
-
-def by_enumeration(rules: Iterable[Verifier], params: SamplingParams) -> Enumerations:
+def by_enumeration(rules: Sequence[Verifier], params: SamplingParams) -> Enumerations:
     """Enumerate rules over random rows, and over rows from the sampler under `params`.
 
     Args:
         rules: rules to enumerate.
         params: the user's sampling parameters; tokens outside the small vocabularies are ignored.
     """
-    started = perf_counter()
-    results: list[RuleEnumeration] = []
-    all_rules = list(rules)
-    for rule in all_rules:
-        report("enumeration", len(results), len(all_rules))
-        cases = chain(default_cases(), sampler_cases(params))
-        results.append(RuleEnumeration(rule.name, rule.exactness, enumerate_rule(rule, cases)))
-    return Enumerations(tuple(results), BOUND, perf_counter() - started)
+    started, results = perf_counter(), list[RuleEnumeration]()
+    for rule in rules:
+        report("enumeration", len(results), len(rules))
+        result = enumerate_rule(rule, chain(default_cases(), sampler_cases(params)))
+        passed = result.cases > 0 and result.largest_deviation <= BOUND
+        facts = {"rule": rule.name, "level": rule.exactness, "passed": passed}
+        results.append(RuleEnumeration(**vars(result), **facts))
+    return Enumerations(
+        tuple(results),
+        passed=all(result.passed for result in results),
+        cases=sum(result.cases for result in results),
+        largest_deviation=max(result.largest_deviation for result in results),
+        bound=BOUND,
+        seconds=perf_counter() - started,
+    )
 
 
 def sampler_cases(params: SamplingParams) -> Iterator[Case]:

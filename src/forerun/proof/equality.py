@@ -38,24 +38,18 @@ class EqualityMode:
         name: `greedy` or `seeded`.
         prompts: number of prompts.
         tokens: number of tokens from plain decoding, over all prompts.
-        differences: first differences of the outputs that are not identical.
-        strict: True if the backend promises bitwise equality, so that every difference is a defect.
+        identical: number of outputs that equal plain decoding's.
+        differences: first differences of the others.
+        defects: number of differences that numerics do not explain; all of them if the backend promises
+            bitwise equality.
     """
 
     name: str
     prompts: int
     tokens: int
+    identical: int
     differences: tuple[PromptDifference, ...]
-    strict: bool
-
-    @property
-    def identical(self) -> int:
-        return self.prompts - len(self.differences)
-
-    @property
-    def defects(self) -> int:
-        explanations = [entry.difference.explanation for entry in self.differences]
-        return sum(self.strict or explanation == DEFECT for explanation in explanations)
+    defects: int
 
 
 @dataclass(frozen=True)
@@ -63,17 +57,14 @@ class Equality:
     """Result of comparing speculative with plain outputs.
 
     Args:
+        passed: True if there is no defect.
         modes: greedy, and seeded if the rule promises plain decoding's tokens for a seed.
         seconds: time of the comparison.
     """
 
+    passed: bool
     modes: tuple[EqualityMode, ...]
     seconds: float
-
-    @property
-    def passed(self) -> bool:
-        """True if there is no defect; on a bitwise backend every difference is one."""
-        return not any(mode.defects for mode in self.modes)
 
 
 def by_equality(
@@ -103,29 +94,40 @@ def by_equality(
     runs = {"greedy": [replace(params, temperature=0.0) for params in seeded]}
     if not base.greedy and engine.config.rejection_sample_method in SEEDED_RULES:
         runs["seeded"] = seeded
-    done, total = 0, len(runs) * len(prompts)
-    modes = []
+    modes: list[EqualityMode] = []
     for name, params in runs.items():
-        entries: list[tuple[int, Difference | None]] = []
+        results: list[tuple[int, Difference | None]] = []
         share = None if outputs.seconds is None else outputs.seconds / len(runs)
         allowance = Allowance(len(prompts), share)
-        while size := allowance.more(len(entries), len(prompts)):
-            part = slice(len(entries), len(entries) + size)
+        while size := allowance.more(len(results), len(prompts)):
+            part = slice(len(results), len(results) + size)
             hints = outputs.hints[part] or [NO_HINTS] * size
-            for entry in _compare(engine, prompts[part], params[part], hints):
-                entries.append(entry)
-                report("equality", done + len(entries), total)
-        done += len(prompts)
-        tokens = sum(count for count, _ in entries)
-        differences = [
-            PromptDifference(index, difference)
-            for index, (_, difference) in enumerate(entries)
-            if difference is not None
-        ]
-        strict = engine.target.exactness is Exactness.BITWISE
-        modes.append(EqualityMode(name, len(entries), tokens, tuple(differences), strict))
+            for result in _compare(engine, prompts[part], params[part], hints):
+                results.append(result)
+                done = len(modes) * len(prompts) + len(results)
+                report("equality", done, len(runs) * len(prompts))
+        modes.append(_mode(name, results, strict=engine.target.exactness is Exactness.BITWISE))
     report("equality", 1, 1)
-    return Equality(tuple(modes), perf_counter() - started)
+    passed = not any(mode.defects for mode in modes)
+    return Equality(passed, tuple(modes), perf_counter() - started)
+
+
+def _mode(
+    name: str, results: Sequence[tuple[int, Difference | None]], *, strict: bool
+) -> EqualityMode:
+    differences = tuple(
+        PromptDifference(index, difference)
+        for index, (_, difference) in enumerate(results)
+        if difference is not None
+    )
+    return EqualityMode(
+        name,
+        prompts=len(results),
+        tokens=sum(count for count, _ in results),
+        identical=len(results) - len(differences),
+        differences=differences,
+        defects=sum(strict or own.difference.explanation == DEFECT for own in differences),
+    )
 
 
 def _compare(

@@ -52,16 +52,8 @@ class Proof:
 
     def as_dict(self) -> dict[str, Any]:
         """The whole result, ready for JSON."""
-        return {
-            "passed": self.passed,
-            "level": self.level,
-            "rule": self.rule,
-            "enumeration": self.enumeration and _of_enumeration(self.enumeration),
-            "statistics": self.statistics and _of_statistics(self.statistics),
-            "equality": self.equality and _of_equality(self.equality),
-            "notes": list(self.notes),
-            "seconds": self.seconds,
-        }
+        content: dict[str, Any] = _finite(asdict(self))
+        return {"passed": self.passed, **content}
 
 
 def prove(
@@ -218,50 +210,10 @@ def _check_room(engine: Engine, prompts: Sequence[list[int]], effort: Effort) ->
         )
 
 
-def _of_enumeration(part: Enumerations) -> dict[str, Any]:
-    return {
-        "passed": part.passed,
-        "largest_deviation": _finite(part.largest_deviation),
-        "bound": part.bound,
-        "cases": part.cases,
-        "seconds": part.seconds,
-        "rules": [
-            {
-                "rule": rule.rule,
-                "level": rule.level,
-                "passed": rule.passed,
-                "cases": rule.result.cases,
-                "sequences": rule.result.sequences,
-                "seeds": rule.result.seeds,
-                "largest_deviation": _finite(rule.result.largest_deviation),
-                "worst_case": rule.result.worst,
-                "kinds": list(rule.result.kinds),
-            }
-            for rule in part.rules
-        ],
-    }
-
-
-def _of_statistics(part: Statistics) -> dict[str, Any]:
-    looks = [look for look in (part.first, part.second) if look is not None]
-    return {
-        "passed": part.passed,
-        "level": part.level,
-        "detection_limit": part.detection_limit,
-        "looks": [{**asdict(look), "alarms": look.alarms(part.level)} for look in looks],
-    }
-
-
-def _of_equality(part: Equality) -> dict[str, Any]:
-    return {
-        "passed": part.passed,
-        "seconds": part.seconds,
-        "modes": [
-            {**asdict(mode), "identical": mode.identical, "defects": mode.defects}
-            for mode in part.modes
-        ],
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    """A value for JSON, with None in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -42,27 +42,27 @@ class RoundTests:
         self.used: set[str] = set()
         self._latest: dict[tuple[str, str, int], Floats] = {}
 
-    def see(self, one: VerifiedDraft) -> Verdict:
+    def see(self, verified: VerifiedDraft) -> Verdict:
         """Test a verified draft; its verdict stays."""
-        draft, request, verdict = one.draft, one.request, one.verdict
-        rows = _array(one.target_probs)
+        draft, request, verdict = verified.draft, verified.request, verified.verdict
+        rows = _array(verified.target_probs)
         self._remember(rows, request, verdict)
         if len(draft):
-            self.used.add(one.rule.name)
+            self.used.add(verified.rule.name)
         # A coupled draft shares its noise with the emitted tokens, so it implies no distribution.
-        if len(draft) and isinstance(one.rule, DecisionRule):
+        if len(draft) and isinstance(verified.rule, DecisionRule):
             draft_rows = draft.dense_probs(rows.shape[-1])
             self._test_start(draft, rows[:1], draft_rows, verdict)
             if draft_rows is not None:
-                self._test_draft(one, _array(draft_rows))
-            self._test_decision(one, one.rule.decide(draft, one.target_probs))
+                self._test_draft(verified, _array(draft_rows))
+            self._test_decision(verified, verified.rule.decide(draft, verified.target_probs))
             if (
-                one.rule.name in _KEEPS
+                verified.rule.name in _KEEPS
                 and draft.tree.is_chain
                 and draft_rows is not None
                 and verdict.path
             ):
-                self._test_accepted(one.rule.name, rows, _array(draft_rows), verdict)
+                self._test_accepted(verified.rule.name, rows, _array(draft_rows), verdict)
         return verdict
 
     def _remember(self, rows: Floats, request: Request, verdict: Verdict) -> None:
@@ -89,28 +89,28 @@ class RoundTests:
         self.tests.add("round start, by draft", row, chosen, keys)
         self.starts.offer(row[0], favour[0])
 
-    def _test_draft(self, one: VerifiedDraft, draft_rows: Floats) -> None:
-        chosen = np.array(one.draft.token_ids)
+    def _test_draft(self, verified: VerifiedDraft, draft_rows: Floats) -> None:
+        chosen = np.array(verified.draft.token_ids)
         transforms = self.tests.add("drafted, by id", draft_rows, chosen)
         self.tests.add("drafted, by rank", draft_rows, chosen, -draft_rows)
-        parents = np.array(one.draft.tree.parents)
+        parents = np.array(verified.draft.tree.parents)
         inner = np.flatnonzero(parents >= 0)
         self.tests.add_pairs("drafted, consecutive", transforms[parents[inner]], transforms[inner])
-        self._test_round_by_round("drafted, round by round", transforms[:1], one)
+        self._test_round_by_round("drafted, round by round", transforms[:1], verified)
 
-    def _test_round_by_round(self, name: str, transform: Floats, one: VerifiedDraft) -> None:
+    def _test_round_by_round(self, name: str, transform: Floats, verified: VerifiedDraft) -> None:
         """Test a transform of this round for independence from the previous round's, by request and rule."""
-        key = (one.rule.name, name, one.request.request_id)
+        key = (verified.rule.name, name, verified.request.request_id)
         if key in self._latest:
             self.tests.add_pairs(name, self._latest[key], transform)
         self._latest[key] = transform
 
-    def _test_decision(self, one: VerifiedDraft, decision: Decision) -> None:
-        draft, verdict = one.draft, one.verdict
+    def _test_decision(self, verified: VerifiedDraft, decision: Decision) -> None:
+        draft, verdict = verified.draft, verified.verdict
         end = verdict.path[-1] if verdict.path else -1
         ends = ends_of(decision, len(draft))[None]
         transform = self.tests.add("path ends", ends, np.array([end + 1]))
-        self._test_round_by_round("path ends, round by round", transform, one)
+        self._test_round_by_round("path ends, round by round", transform, verified)
         row = _array(decision.emit[end + 1])[None]
         last = np.array(verdict.token_ids[-1:])
         if draft.tree.children(end):

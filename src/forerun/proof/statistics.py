@@ -58,6 +58,7 @@ class Look:
         row_tolerance: difference that rounding explains; None with top-k, top-p or min-p, whose
             cut-off rounding may move.
         limits: detection limits.
+        alarms: names of the tests and checks that failed.
         seconds: time of the look.
     """
 
@@ -69,16 +70,8 @@ class Look:
     largest_row_difference: float
     row_tolerance: float | None
     limits: tuple[Limit, ...]
+    alarms: tuple[str, ...]
     seconds: float
-
-    def alarms(self, level: float) -> list[str]:
-        """Names of the tests and checks that failed at a level."""
-        names = [test.name for test in self.tests if test.adjusted < level]
-        if self.impossible:
-            names.append("impossible tokens")
-        if self.row_tolerance is not None and self.largest_row_difference > self.row_tolerance:
-            names.append("rows")
-        return names
 
 
 @dataclass(frozen=True)
@@ -86,21 +79,20 @@ class Statistics:
     """Result of the statistical tests.
 
     Args:
-        passed: True if there was no alarm in the first look, or none in the second.
+        passed: True if there was no alarm in the last look.
         level: probability of a false alarm in each look.
-        first: the first look.
-        second: a look at new outputs, after an alarm in the first.
+        detection_limit: the largest detection limit over all families (see `Limit`); None without limits.
+        looks: one look, or after an alarm in it two, the second at new outputs.
     """
 
     passed: bool
     level: float
-    first: Look
-    second: Look | None = None
+    detection_limit: float | None
+    looks: tuple[Look, ...]
 
     @property
-    def detection_limit(self) -> float | None:
-        """The largest detection limit over all families (see `Limit`); None without limits."""
-        return max((limit.total_variation for limit in self.first.limits), default=None)
+    def first(self) -> Look:
+        return self.looks[0]
 
 
 def by_statistics(
@@ -122,24 +114,21 @@ def by_statistics(
     # Both looks have the same groups, so that the second can confirm the first.
     random = np.random.default_rng([0x677270, outputs.seed % 2**64])
     groups = assign_groups(engine.target.vocab_size, random)
-    first = _look(engine, prompts, outputs, groups)
-    if not first.alarms(outputs.level):
-        return Statistics(True, outputs.level, first)
-    again = replace(
-        outputs,
-        num_tokens=SECOND_LOOK * first.num_tokens,
-        seconds=None,
-        seed=outputs.seed + _FRESH,
-    )
-    second = _look(engine, prompts, again, groups)
-    return Statistics(not second.alarms(outputs.level), outputs.level, first, second)
+    looks = [_look(engine, prompts, outputs, groups)]
+    if looks[0].alarms:
+        again = replace(
+            outputs,
+            num_tokens=SECOND_LOOK * looks[0].num_tokens,
+            seconds=None,
+            seed=outputs.seed + _FRESH,
+        )
+        looks.append(_look(engine, prompts, again, groups))
+    limit = max((limit.total_variation for limit in looks[0].limits), default=None)
+    return Statistics(not looks[-1].alarms, outputs.level, limit, tuple(looks))
 
 
 def _look(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    outputs: ProofOutputs,
-    groups: Ints,
+    engine: Engine, prompts: Sequence[list[int]], outputs: ProofOutputs, groups: Ints
 ) -> Look:
     started = perf_counter()
     tally = gather(engine, prompts, outputs, groups)
@@ -154,21 +143,25 @@ def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
         if name in tally.tests.by_name and tally.tests.by_name[name].rank
     ]
     adjusted = holm([test.p_value for test in tests])
+    results = tuple(
+        TestResult(
+            test.name,
+            QUESTIONS[test.name],
+            test.count,
+            test.statistic,
+            test.rank,
+            test.p_value,
+            corrected,
+        )
+        for test, corrected in zip(tests, adjusted, strict=True)
+    )
     params = outputs.params
     edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    alarms = [test.name for test in results if test.adjusted < outputs.level]
+    alarms += ["impossible tokens"] if tally.impossible else []
+    alarms += ["rows"] if not edges and tally.row_difference > tally.row_tolerance else []
     return Look(
-        tests=tuple(
-            TestResult(
-                test.name,
-                QUESTIONS[test.name],
-                test.count,
-                test.statistic,
-                test.rank,
-                test.p_value,
-                corrected,
-            )
-            for test, corrected in zip(tests, adjusted, strict=True)
-        ),
+        tests=results,
         num_tokens=tally.num_tokens,
         num_outputs=tally.num_outputs,
         rules=tuple(sorted(tally.used)),
@@ -176,5 +169,6 @@ def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
         largest_row_difference=tally.row_difference,
         row_tolerance=None if edges else tally.row_tolerance,
         limits=tuple(limits(tally.tests, tally.rows, tally.starts, outputs.level, SECOND_LOOK)),
+        alarms=tuple(alarms),
         seconds=seconds,
     )

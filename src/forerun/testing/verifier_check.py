@@ -76,7 +76,7 @@ class Enumeration:
         largest_deviation: largest deviation of a probability, or number of tokens per seed that differ
             from plain decoding's; 0.0 without cases.
         kinds: kinds of the drafts.
-        worst: name of the case with the largest deviation.
+        worst_case: name of the case with the largest deviation.
     """
 
     cases: int = 0
@@ -84,7 +84,7 @@ class Enumeration:
     seeds: int = 0
     largest_deviation: float = 0.0
     kinds: tuple[str, ...] = ()
-    worst: str = ""
+    worst_case: str = ""
 
     def __add__(self, other: Enumeration) -> Enumeration:
         worst = max(self, other, key=lambda result: result.largest_deviation)
@@ -94,7 +94,7 @@ class Enumeration:
             self.seeds + other.seeds,
             worst.largest_deviation,
             tuple(dict.fromkeys((*self.kinds, *other.kinds))),
-            worst.worst,
+            worst.worst_case,
         )
 
 
@@ -123,7 +123,7 @@ def check_verifier(
         raise ExactnessError(f"rule {rule.name!r} refused every chain and every tree.")
     if not result.largest_deviation <= bound:
         raise ExactnessError(
-            f"rule {rule.name!r} changes the distribution: over {result.worst}, a probability is "
+            f"rule {rule.name!r} changes the distribution: over {result.worst_case}, a probability is "
             f"off by {result.largest_deviation:.1e} (allowed: {bound:.0e})."
         )
     return result
