@@ -73,8 +73,8 @@ def by_enumeration(rules: Sequence[Verifier], params: SamplingParams) -> Enumera
         report("enumeration", len(results), len(rules))
         result = enumerate_rule(rule, chain(default_cases(), sampler_cases(params)))
         passed = result.cases > 0 and result.largest_deviation <= BOUND
-        facts = {"rule": rule.name, "level": rule.exactness, "passed": passed}
-        results.append(RuleEnumeration(**vars(result), **facts))
+        level = rule.exactness
+        results.append(RuleEnumeration(**vars(result), rule=rule.name, level=level, passed=passed))
     return Enumerations(
         tuple(results),
         passed=all(result.passed for result in results),
