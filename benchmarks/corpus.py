@@ -22,7 +22,7 @@ from time import perf_counter
 
 import forerun
 from benchmarks.cold_homes import empty_home
-from forerun.bench.engines import Preparation
+from forerun.bench.engines import prepare
 from forerun.bench.rows import loops
 from forerun.bench.runs import EncodedPrompt
 from forerun.bench.workloads import built_in
@@ -130,7 +130,7 @@ def _report(options: argparse.Namespace, home: Path) -> None:
     questions = read_questions(options.prompts) if options.prompts else built_in()
     with forerun.load(options.model, False) as plain:
         params = SamplingParams(max_tokens=options.max_tokens)
-        prompts = Preparation(plain, params).prepare(in_turns(questions, options.limit)).prompts
+        prompts = prepare(plain, in_turns(questions, options.limit), params).prompts
         corpus = options.corpus or [
             str(answered_before(plain, prompts, options.max_tokens, home / "answers.jsonl"))
         ]

@@ -46,6 +46,10 @@ class Contestant(Protocol):
     """A way to decode that is measured."""
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Sentences for the report, when all is measured."""
+
+    @property
     def name(self) -> str:
         """Name, unique among the contestants."""
 
@@ -95,9 +99,9 @@ class Drafting:
         measured = Measured(side_of(run), run.stats)
         if not deterministic(params, self.engine.config):
             return measured
-        differences = []
-        for prompt, ours, theirs in zip(prompts, run.completions, plain.completions, strict=True):
-            difference = first_difference(
+        pairs = zip(prompts, run.completions, plain.completions, strict=True)
+        differences = [
+            first_difference(
                 self.engine.target,
                 self.engine.tokenizer,
                 prompt.token_ids,
@@ -105,9 +109,10 @@ class Drafting:
                 theirs.token_ids,
                 params,
             )
-            differences += [] if difference is None else [difference.explanation]
-        same = len(prompts) - len(differences)
-        return replace(measured, identical=same, differences=tuple(differences))
+            for prompt, ours, theirs in pairs
+        ]
+        causes = tuple(d.explanation for d in differences if d is not None)
+        return replace(measured, identical=len(prompts) - len(causes), differences=causes)
 
     @property
     def notes(self) -> list[str]:
@@ -134,6 +139,7 @@ class Elsewhere:
     name: str
     peer: RemoteEngine
     length: int
+    notes: Sequence[str] = ()
 
     def takes(self, params: SamplingParams, batch: int) -> bool:
         return batch == 1 and params.greedy

@@ -16,6 +16,7 @@ from forerun.contracts import Policy
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
+from forerun.engine.model_options import CONTEXT_STEP
 from forerun.errors import PromptError
 from forerun.files import CACHE_VARIABLE
 from forerun.measure.questions import Question
@@ -39,9 +40,16 @@ class Prepared:
     template: bool
 
 
-@dataclass
-class Preparation:
-    """Maker of prompts from questions.
+def prepare(
+    engine: Engine,
+    questions: Sequence[Question],
+    params: SamplingParams,
+    *,
+    raw: bool = False,
+    system: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """All turns of questions as prompts; of each up to the first that does not fit.
 
     Args:
         engine: answers earlier turns, greedily and plainly, so that all methods see the same text.
@@ -49,75 +57,43 @@ class Preparation:
         raw: send texts as they are, without the chat template.
         system: a system message before those questions that have none.
         variables: of the chat template.
+
+    Raises:
+        PromptError: where none of them fits the context.
     """
+    template = None if raw else ChatTemplate.of(engine.tokenizer)
+    greedy = replace(params, temperature=0.0, seed=None)
 
-    engine: Engine
-    params: SamplingParams
-    raw: bool = False
-    system: str | None = None
-    variables: Mapping[str, Any] | None = None
+    def encode(messages: list[dict[str, str]]) -> tuple[int, ...]:
+        if template is None:
+            text = "\n\n".join(message["content"] for message in messages)
+            return tuple(encode_text(engine.tokenizer, text))
+        return tuple(template.encode(messages, variables))
 
-    def __post_init__(self) -> None:
-        self._template = None if self.raw else ChatTemplate.of(self.engine.tokenizer)
-        self._params = replace(self.params, temperature=0.0, seed=None)
-
-    def prepare(self, questions: Sequence[Question]) -> Prepared:
-        """All turns of the questions.
-
-        Raises:
-            PromptError: where none of them fits the context.
-        """
-        prompts: list[EncodedPrompt] = []
-        too_long = 0
-        for number, question in enumerate(questions):
-            made = self._turns(question)
-            prompts += made
-            too_long += len(question.turns) - len(made)
-            report("preparing prompts", number + 1, len(questions))
-        if not prompts:
-            raise PromptError(
-                f"no prompt leaves room for {self.params.max_tokens} tokens of output in a context of "
-                f"{self.engine.max_context}; raise --max-context or lower --max-tokens."
-            )
-        return Prepared(tuple(prompts), too_long, self._template is not None)
-
-    def _turns(self, question: Question) -> list[EncodedPrompt]:
-        """The prompts of a question's turns, up to the first that does not fit."""
-        prompts: list[EncodedPrompt] = []
-        answers: list[str] = []
+    prompts: list[EncodedPrompt] = []
+    too_long = 0
+    for number, question in enumerate(questions):
+        first = question.system or system
+        messages = [{"role": "system", "content": first}] if first else []
         several = len(question.turns) > 1
-        for turn in range(len(question.turns)):
-            token_ids = self._encode(question, answers)
-            room = self.engine.max_context - len(token_ids)
-            if room < (self.params.max_tokens or 1):
+        for turn, text in enumerate(question.turns):
+            messages.append({"role": "user", "content": text})
+            token_ids = encode(messages)
+            if engine.max_context - len(token_ids) < (params.max_tokens or 1):
+                too_long += len(question.turns) - turn
                 break
-            number = f"{question.question_id}/{turn + 1}" if several else question.question_id
-            prompts.append(EncodedPrompt(number, question.category, token_ids, question.prediction))
+            name = f"{question.question_id}/{turn + 1}" if several else question.question_id
+            prompts.append(EncodedPrompt(name, question.category, token_ids, question.prediction))
             if turn + 1 < len(question.turns):
-                run = run_plain(self.engine, prompts[-1:], self._params)
-                answers.append(run.completions[0].text)
-        return prompts
-
-    def _encode(self, question: Question, answers: Sequence[str]) -> tuple[int, ...]:
-        turns = question.turns[: len(answers) + 1]
-        system = question.system or self.system
-        if self._template is None:
-            parts = [system] if system else []
-            for turn, answer in zip(turns, [*answers, ""], strict=True):
-                parts += [turn, answer]
-            # One text goes on; of several turns each answer stands below its question.
-            text = "\n\n".join(parts[:-1]) if len(parts) > 2 else turns[0]
-            return tuple(encode_text(self.engine.tokenizer, text))
-        messages = [{"role": "system", "content": system}] if system else []
-        for turn, said in zip(turns, [*answers, None], strict=True):
-            messages.append({"role": "user", "content": turn})
-            if said is not None:
-                messages.append({"role": "assistant", "content": said})
-        return tuple(self._template.encode(messages, self.variables))
-
-
-# Caches are allocated in steps of this many tokens.
-_STEP = 64
+                answer = run_plain(engine, prompts[-1:], greedy).completions[0].text
+                messages.append({"role": "assistant", "content": answer})
+        report("preparing prompts", number + 1, len(questions))
+    if not prompts:
+        raise PromptError(
+            f"no prompt leaves room for {params.max_tokens} tokens of output in a context of "
+            f"{engine.max_context}; raise --max-context or lower --max-tokens."
+        )
+    return Prepared(tuple(prompts), too_long, template is not None)
 
 
 @dataclass
@@ -137,9 +113,8 @@ class Workshop:
     def prepare(
         self, questions: Sequence[Question], params: SamplingParams, **options: Any
     ) -> Prepared:
-        """The prompts of questions; `options` are those of `Preparation`."""
-        engine = self._engine(False, self.max_context, 1)
-        return Preparation(engine, params, **options).prepare(questions)
+        """The prompts of questions; `options` are those of `prepare`."""
+        return prepare(self._engine(False, self.max_context, 1), questions, params, **options)
 
     def engine(
         self,
@@ -150,7 +125,10 @@ class Workshop:
         policy: Policy | None = None,
     ) -> Engine:
         """An engine with room for the prompts and their outputs; `speculative` as `forerun.load` takes it."""
-        return self._engine(speculative, self._context(prepared, params), batch, policy)
+        longest = max(len(prompt.token_ids) for prompt in prepared.prompts)
+        needed = -(-(longest + (params.max_tokens or 1)) // CONTEXT_STEP) * CONTEXT_STEP
+        most = self.max_context or self.checkpoint.summary.max_context
+        return self._engine(speculative, min(needed, most), batch, policy)
 
     @contextmanager
     def drafting(
@@ -171,11 +149,6 @@ class Workshop:
                 made.append(Drafting(setting, stack.enter_context(engine)))
                 report("loading drafters", number + 1, len(settings))
             yield made
-
-    def _context(self, prepared: Prepared, params: SamplingParams) -> int:
-        longest = max(len(prompt.token_ids) for prompt in prepared.prompts)
-        needed = -(-(longest + (params.max_tokens or 1)) // _STEP) * _STEP
-        return min(needed, self.max_context or self.checkpoint.summary.max_context)
 
     def _engine(
         self, speculative: Any, context: int | None, batch: int, policy: Policy | None = None
@@ -200,5 +173,4 @@ def _learning_in(folder: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[CACHE_VARIABLE]
-        if before is not None:
-            os.environ[CACHE_VARIABLE] = before
+        os.environ |= {} if before is None else {CACHE_VARIABLE: before}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.contestants import Drafting, Opponents, files_of, invited
+from forerun.bench.contestants import Opponents, files_of, invited
 from forerun.bench.engines import Prepared, Workshop
 from forerun.bench.forwards import forward_bytes
 from forerun.bench.peers.process import RemoteEngine
@@ -116,18 +116,14 @@ class BenchRun:
         """Measure all that is missing; an interruption leaves the rows until then."""
         for row in self.session.run():
             self.report.rows.append(row)
-            self._save(row)
-
-    def _save(self, row: MeasuredPair) -> None:
-        if self.file is None:
-            return
-        try:
-            self.file.append([row])
-        except ConfigError as error:
-            # The measurements are worth more than the file.
-            self.file = None
-            say(f"warning: {error}")
-            self.report.notes.append(str(error))
+            try:
+                if self.file is not None:
+                    self.file.append([row])
+            except ConfigError as error:
+                # The measurements are worth more than the file.
+                self.file = None
+                say(f"warning: {error}")
+                self.report.notes.append(str(error))
 
     def result(self) -> Result:
         """The result of the pairs so far.
@@ -139,7 +135,7 @@ class BenchRun:
         report.notes.extend(session.notes)
         report.rows[:] = [row for row in report.rows if row.key.place not in session.knocked_out]
         for entry in session.contestants:
-            report.notes.extend(entry.notes if isinstance(entry, Drafting) else ())
+            report.notes.extend(entry.notes)
         if not report.cells:
             why = "; ".join(report.remarks) or "no prompt was run"
             raise ConfigError(f"nothing was measured: {why}.")
@@ -154,7 +150,6 @@ def measuring(
     params = replace(request.sampling, temperature=request.temperature[0])
     placement = {name: getattr(request.model, name) for name in _PLACEMENT}
     workshop = Workshop(checkpoint, placement, request.model.max_context)
-    batch = max(request.batch_sizes)
     with ExitStack() as stack:
         with loading_once():
             prepared = workshop.prepare(
@@ -164,13 +159,16 @@ def measuring(
                 system=request.system,
                 variables=dict(request.template_var) or None,
             )
-            plain = workshop.engine(False, prepared, params, batch)
-            drafting = workshop.drafting(crossed.settings, prepared, params, batch)
-            contestants = stack.enter_context(drafting)
+            most = prepared, params, max(request.batch_sizes)
+            plain = workshop.engine(False, *most)
+            contestants = stack.enter_context(workshop.drafting(crossed.settings, *most))
         facts = _facts(request, plain, prepared, params) | _default_fact(crossed)
         done: dict[PairKey, MeasuredPair] = {}
-        file = _records(request, facts, lambda row: done.update({row.key: row}))
-        if file is not None:
+        file = None
+        if request.records is not None:
+            header = {key: facts[key] for key in ("engine", "machine", "sampling")}
+            header = {"model": request.model.model, **header}
+            file = Ledger(request.records, ROWS, header, lambda row: done.update({row.key: row}))
             stack.enter_context(file)
         opponents = stack.enter_context(_opponents(request, workshop, crossed))
         session = BenchSession(
@@ -190,11 +188,7 @@ def measuring(
             rows=session.usable(),
             exactness={entry.name: str(entry.engine.exactness) for entry in contestants},
             peers=opponents.facts,
-            notes=[
-                *crossed.notes,
-                *_left_out(prepared.too_long),
-                *opponents.notes,
-            ],
+            notes=[*crossed.notes, *_left_out(prepared.too_long), *opponents.notes],
             bytes_per_token=_bytes_per_token(plain, prepared, params),
         )
         yield BenchRun(session, report, file, crossed.settings)
@@ -251,19 +245,12 @@ def _left_out(count: int) -> list[str]:
     return [f"{turns} no room for an answer in the context, and are left out"] if count else []
 
 
-def _records(
-    request: BenchRequest, facts: Mapping[str, str], see: Callable[[MeasuredPair], None]
-) -> Ledger[MeasuredPair] | None:
-    if request.records is None:
-        return None
-    compared = {key: facts[key] for key in ("engine", "machine", "sampling")}
-    return Ledger(request.records, ROWS, {"model": request.model.model, **compared}, see)
-
-
 def _facts(
     request: BenchRequest, plain: Engine, prepared: Prepared, params: SamplingParams
 ) -> dict[str, str]:
     machine = hardware(plain.target.device)
+    model = request.model
+    placed = f"backend {model.backend}, dtype {model.dtype}, kv_dtype {model.kv_dtype}"
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
     options = in_words(replace(params, temperature=1.0)).removeprefix("temperature 1")
     ends = ", end of text ignored" if params.ignore_eos else ""
@@ -271,15 +258,8 @@ def _facts(
     length = sum(len(prompt.token_ids) for prompt in prepared.prompts) / len(prepared.prompts)
     template = "the chat template" if prepared.template else "no template"
     return {
-        "engine": f"{made}, {_placed(request)}",
+        "engine": f"{made}, {placed}",
         "machine": f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, {machine['device']}",
         "sampling": f"at most {params.max_tokens} tokens{options}{ends}",
         "workload": f"{len(prepared.prompts)} prompts of {length:.0f} tokens by {template}: {categories}",
     }
-
-
-def _placed(request: BenchRequest) -> str:
-    """Backend and precisions of the target, as they were asked for."""
-    return ", ".join(
-        f"{name} {getattr(request.model, name)}" for name in ("backend", "dtype", "kv_dtype")
-    )
