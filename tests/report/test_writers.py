@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.report.chart import Bar, Bars, Curves, Line, Picture, Span, Spans
+from forerun.report.chart import Span, Spans
 from forerun.report.html import page
 from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown, document, heading, line
 from forerun.report.plot import figure_of
 from forerun.report.result import Figure, Result, Sentence
-from forerun.report.svg import image, style, svg
+from forerun.report.svg import style, svg
 from forerun.report.table import MEANINGS, Cell, Mark, Table, long_table
 from forerun.report.terminal import as_text, show
 
@@ -28,11 +28,7 @@ COLUMNS = {
 }
 TABLE = long_table("T", COLUMNS, ROWS, ["name"])
 NAMED = Table.of("N", ["name", "n"], [["long name", "1"], ["b", Cell("23")]], notes=["below"])
-CHARTS: list[Picture] = [
-    Curves("a & b", "x", {"": {"l<1>": Line([0, 1], [0, 2]), "p": Line([0], [1], plain=True)}}),
-    Spans("s", "x", [Span("n", 1, 2, 3, "w", "win")], 1.0),
-    Bars("b", "x", [Bar("n", [1, 2], "w")], ["one", "two"]),
-]
+CHART = Spans("s & t", "x", [Span("n<1>", 1, 2, 3, "w", "win")], 1.5)
 
 
 def test_columns_line_up_with_marks_and_without() -> None:
@@ -65,7 +61,7 @@ def test_a_document_and_a_page_hold_all_that_a_result_says() -> None:
         notes=["a note"],
         title="forerun",
         subject="m",
-        figures={"Here": [Figure("F", "text", chart) for chart in CHARTS]},
+        figures=[Figure("F", "text", CHART)],
         described={"machine": "c & d"},
         command="forerun it",
     )
@@ -76,7 +72,7 @@ def test_a_document_and_a_page_hold_all_that_a_result_says() -> None:
     assert "**Use <x>.**" in text
     assert "use &lt;x&gt;." in html
     assert "a | &lt;b&gt;" in html
-    assert html.count("<svg") == len(CHARTS)
+    assert html.count("<svg") == 1
     assert result.legend == ["* best length"]
 
 
@@ -89,24 +85,19 @@ def test_a_pipe_gets_answers_tables_and_endings_and_talk_goes_aside(
     assert err == "* best length\nforerun: n\n"
 
 
-@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
-def test_charts_are_well_formed(chart: Picture) -> None:
-    ElementTree.fromstring(svg(chart))
-    root = ElementTree.fromstring(image(chart))
-    assert root.attrib["aria-label"] == chart.title
-    assert root[0].tag.endswith("style")
+def test_charts_are_well_formed() -> None:
+    root = ElementTree.fromstring(svg(CHART))
+    assert root.attrib["aria-label"] == CHART.title
 
 
 LONG = "a name far longer than any chart is wide, which no reader takes in at once"
-CROWDED: list[Picture] = [
-    Curves("c", "x", {"": {f"{n} {LONG[: 9 * n]}": Line([0, 9e6], [0, 2e-3]) for n in range(9)}}),
-    Spans("s", "times", [Span(LONG, 1, 2, 3, "1.23 (0.91 to 1.42)", "win")], 1.0),
-    Bars("b", "ms", [Bar(LONG, [1] * 6, "12.34 ms")], ["target", "verification", *"cdef"]),
-]
+CROWDED = [Span(LONG, low, 2, 3, "1.23 (0.91 to 1.42)", "win") for low in (0.001, 1, 2)]
 
 
-@pytest.mark.parametrize("chart", [*CHARTS, *CROWDED])
-def test_charts_can_be_read_on_a_page_360_pixels_wide(chart: Picture) -> None:
+@pytest.mark.parametrize(
+    "chart", [CHART, Spans("s", "times", CROWDED), Spans("s", "x", CROWDED[2:])]
+)
+def test_charts_can_be_read_on_a_page_360_pixels_wide(chart: Spans) -> None:
     """Text is of 9 pixels at least, ends inside the chart, and does not run into its neighbour."""
     narrow, _, _ = style().partition("@media (min-width")
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", narrow)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from forerun.bench.figures import figures
 from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD
-from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate, summarize
+from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate, stages, summarize
 from forerun.bench.verdict import Recommendation, defects, shown, times, verdicts
-from forerun.report.result import DEFECT_FOUND, Result, Sentence
+from forerun.report.chart import Span, Spans
+from forerun.report.result import DEFECT_FOUND, Figure, Result, Sentence
 from forerun.report.table import Cell, Table
 
 _HEADER = (
@@ -203,6 +203,7 @@ def tables(report: BenchReport) -> list[Table]:
             ]
             title = f"{where}, speed-up by category"
             made.append(Table.of(title, ["setting", *categories], lines))
+        made.append(_stages(where, [cell for cell in whole if cell.by_row]))
     return made
 
 
@@ -219,10 +220,38 @@ def result_of(report: BenchReport) -> Result:
         exit_code=DEFECT_FOUND if defects else 0,
         title="forerun bench",
         subject=report.model,
-        figures=figures(report.whole, report.verdicts),
+        figures=[_figure(report.whole, verdict) for verdict in report.verdicts],
         described={**report.facts, **report.engines},
         command=report.command,
     )
+
+
+def _stages(where: str, cells: Sequence[SettingFigures]) -> Table:
+    """Where the time goes: milliseconds for each emitted token by stage."""
+    plain = stages([side for cell in cells for side in cell.plain])
+    rows = {"plain decoding": plain, **{cell.setting: stages(cell.sides) for cell in cells}}
+    lines = [[name, *(f"{ms:.2f}" for ms in times.values())] for name, times in rows.items()]
+    return Table.of(f"{where}, ms a token by stage", ["setting", *plain], lines)
+
+
+def _figure(cells: Sequence[SettingFigures], verdict: Recommendation) -> Figure:
+    """Speed-ups of one temperature and batch size."""
+    here = (verdict.temperature, verdict.batch)
+    whole = [cell for cell in cells if (cell.temperature, cell.batch) == here]
+    whole.sort(key=lambda cell: -cell.speedup.value)
+    text = (
+        "Median over prompts of the ratio of tokens a second, with its 95 % interval. Right of the line is "
+        "faster. Every run follows a run of plain decoding of the same prompt, which it is compared with; "
+        "caches are emptied between runs."
+    )
+    spans = Spans("speed-up by setting", "times plain decoding", list(map(_span, whole)))
+    return Figure(f"Speed-up over plain decoding, {verdict.where}", text, spans)
+
+
+def _span(cell: SettingFigures) -> Span:
+    kind = "win" if cell.speedup.low > 1 else "lose" if cell.speedup.high < 1 else "even"
+    interval = cell.speedup
+    return Span(cell.setting, interval.low, interval.value, interval.high, shown(interval), kind)
 
 
 def _places(cells: Sequence[SettingFigures]) -> list[tuple[float, int]]:

@@ -1,4 +1,4 @@
-"""Charts as data: curves and rooflines for `plot`; curves, intervals and bars for `svg`."""
+"""Charts as data: curves and rooflines for `plot`, intervals for `svg`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """A curve, optionally with the lower and upper edge of a band around it.
-
-    Args:
-        plain: whether it is drawn as plain decoding is, apart from the others.
-    """
+    """A curve, optionally with the lower and upper edge of a band around it."""
 
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
-    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,8 +22,6 @@ class Curves:
 
     Args:
         reference: name of a horizontal line at 1; None for no line.
-        lowest: least value of the vertical axis of a page's chart.
-        percent: whether values are shares of at most 1.
     """
 
     title: str
@@ -37,8 +30,6 @@ class Curves:
     logarithmic: bool = False
     y_label: str = "speed-up over plain decoding"
     reference: str | None = "break-even"
-    lowest: float = 0.0
-    percent: bool = False
 
 
 class Dots(NamedTuple):
@@ -96,31 +87,11 @@ class Spans:
     title: str
     x_label: str
     rows: Sequence[Span]
-    mark: float | None = None
-
-
-class Bar(NamedTuple):
-    """A row of a chart of stacked bars: a value for each part, and the words behind it."""
-
-    name: str
-    parts: Sequence[float]
-    words: str
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Stacked bars below each other, whose parts have names."""
-
-    title: str
-    x_label: str
-    rows: Sequence[Bar]
-    names: Sequence[str]
+    mark: float = 1.0
 
 
 Chart = Curves | Roof
 """A chart that is drawn into a file."""
-Picture = Curves | Spans | Bars
-"""A chart of a page."""
 
 
 def amount(value: float) -> str:

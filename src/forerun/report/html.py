@@ -34,8 +34,7 @@ def page(result: Result) -> str:
     heading = f"{escape(result.title)} <span>{escape(result.subject)}</span>"
     answers = "".join(_answer(as_sentence(answer)) for answer in result.answers)
     parts = [f"<h1>{heading}</h1>", f'<section class="verdict">{answers}</section>']
-    for title, figures in result.figures.items():
-        parts += [f"<h2>{escape(title)}</h2>", *map(_figure, figures)]
+    parts += map(_figure, result.figures)
     parts += ["<h2>All figures</h2>", *map(_table, result.tables), "<h2>How it was measured</h2>"]
     said = [*(as_sentence(ending).text for ending in result.endings), *result.notes]
     said += result.legend
@@ -64,7 +63,7 @@ def _words(text: str) -> str:
 
 def _figure(figure: Figure) -> str:
     title, text = escape(figure.title), escape(figure.text)
-    return f"<figure><h3>{title}</h3><p>{text}</p>{svg(figure.chart)}</figure>"
+    return f"<figure><h2>{title}</h2><p>{text}</p>{svg(figure.chart)}</figure>"
 
 
 def _table(table: Table) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun.flags import settings_in
-from forerun.report.chart import Chart, Picture
+from forerun.report.chart import Chart, Spans
 from forerun.report.machine import made_with
 from forerun.report.table import MEANINGS, Mark, Row, Table
 
@@ -35,7 +35,7 @@ class Figure(NamedTuple):
 
     title: str
     text: str
-    chart: Picture
+    chart: Spans
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Result:
         content: the object of `--json` where it is another than mode, settings, answers, facts and rows.
         exit_code: exit code of the command.
         title, subject: heading of a document, and what it is about.
-        figures: charts of a page, by the heading above them.
+        figures: charts of a page.
         described: how it was measured, by what the words are about.
         command: the command line that makes the result again.
         device: device of the model; None if none was run.
@@ -73,7 +73,7 @@ class Result:
     exit_code: int = 0
     title: str = ""
     subject: str = ""
-    figures: Mapping[str, Sequence[Figure]] = field(default_factory=dict)
+    figures: Sequence[Figure] = ()
     described: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     device: torch.device | None = None
