@@ -227,7 +227,7 @@ def result_of(report: BenchReport) -> Result:
 
 
 def _stages(where: str, cells: Sequence[SettingFigures]) -> Table:
-    """Where the time goes: milliseconds for each emitted token by stage."""
+    """Milliseconds for each emitted token by stage."""
     plain = stages([side for cell in cells for side in cell.plain])
     rows = {"plain decoding": plain, **{cell.setting: stages(cell.sides) for cell in cells}}
     lines = [[name, *(f"{ms:.2f}" for ms in times.values())] for name, times in rows.items()]
