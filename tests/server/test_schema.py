@@ -40,5 +40,5 @@ def test_no_request_breaks_the_server(case: Any, served: Client) -> None:
     headers = {"Content-Type": "application/json"}
     response = served.request(case.method, case.formatted_path, content=sent, headers=headers)
     assert response.status_code < 500, response.text
-    assert response.status_code == 200 or {*response.json()} == {"error"}
+    assert response.status_code == 200 or "error" in response.json()
     wait_for(lambda: STATE.service.open == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -240,6 +240,64 @@ class Answer:
             reason = "tool_calls"
         self.endings.append(Ending(reason, completion, update.predicted_seconds))
         return self.endings[-1]
+
+
+@dataclass
+class Block:
+    """A run of one kind in an answer.
+
+    Args:
+        kind: reasoning, text or call.
+        place: its index among the blocks of the answer.
+        text: its text, or the arguments of its call.
+        call: the call's id and name.
+    """
+
+    kind: str
+    place: int
+    text: str = ""
+    call: ToolCallPart | None = None
+
+
+class Blocks:
+    """An answer of one choice as blocks, which begin, grow and end one after the other."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._key: str | None = None
+
+    def add(self, split: Split) -> Iterator[tuple[str, Block, str]]:
+        """Changes by new parts: `begin`, `more` with the new text, `end`."""
+        runs = [("reasoning", split.reasoning, None), ("text", split.text, None)]
+        for kind, text, call in [
+            *runs,
+            *(("call", one.arguments, one) for one in split.tool_calls),
+        ]:
+            if not text and call is None:
+                continue
+            key = kind if call is None else f"call {call.index}"
+            if key != self._key:
+                yield from self.close()
+                self._key = key
+                self.all.append(Block(kind, len(self.all), call=call))
+                yield "begin", self.all[-1], ""
+            if text:
+                self.all[-1].text += text
+                yield "more", self.all[-1], text
+
+    def close(self) -> Iterator[tuple[str, Block, str]]:
+        """The end of the last block."""
+        if self._key is not None:
+            self._key = None
+            yield "end", self.all[-1], ""
+
+    async def follow(self, answer: Answer) -> AsyncIterator[tuple[str, Block, str]]:
+        """All changes of an answer."""
+        async for piece in answer:
+            for change in self.add(piece.split):
+                yield change
+        for change in self.close():
+            yield change
 
 
 def timings(endings: Sequence[Ending]) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from starlette.responses import JSONResponse
 
 from forerun import __version__
 from forerun.errors import ForerunError
-from forerun.server import information, metrics, openai_chat, openai_completions
+from forerun.server import (
+    anthropic_messages,
+    information,
+    metrics,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
 from forerun.server.errors import ApiError, envelope
 from forerun.server.gate import Gate, GateLimits
 from forerun.server.state import ServerState
@@ -22,6 +29,8 @@ from forerun.server.state import ServerState
 FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
     openai_chat.routes,
     openai_completions.routes,
+    openai_responses.routes,
+    anthropic_messages.routes,
     information.routes,
 )
 _NO_LIMITS = GateLimits()

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
@@ -39,13 +41,7 @@ def _make(
     state: ServerState, body: ChatBody, namespace: str
 ) -> tuple[Sequence[EngineRequest], dict[str, Any]]:
     functions, form = offered(body, state.tool_format), state.tool_format
-    token_ids = prompt_of(
-        state,
-        body.messages,
-        body.chat_template_kwargs,
-        body.reasoning_effort,
-        body.tools if functions else None,
-    )
+    token_ids = prompt_for(state, body)
     params = state.sampling(body)
     params["max_tokens"] = _limit(body)
     if body.logprobs:
@@ -64,6 +60,30 @@ def _make(
         special = state.tokens.special
         options["marks"] = {special[mark]: mark for mark in form.marks if mark in special}
     return requests, options
+
+
+def checked(fields: Mapping[str, Any]) -> ChatBody:
+    """A body in OpenAI's form, made of the fields of another.
+
+    Raises:
+        RequestValidationError: for a value that is not valid.
+    """
+    try:
+        return ChatBody.model_validate(fields)
+    except ValidationError as error:
+        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(problems) from None
+
+
+def prompt_for(state: ServerState, body: ChatBody) -> list[int]:
+    """The prompt of a body, with the tools that may be called.
+
+    Raises:
+        ForerunError, ApiError: as `prompt_of` and `offered` do.
+    """
+    tools = body.tools if offered(body, state.tool_format) else None
+    variables, effort = body.chat_template_kwargs, body.reasoning_effort
+    return prompt_of(state, body.messages, variables, effort, tools)
 
 
 def prompt_of(

@@ -78,7 +78,17 @@ def openai_envelope(error: ApiError) -> dict[str, Any]:
     }
 
 
-ENVELOPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {"/": openai_envelope}
+def anthropic_envelope(error: ApiError) -> dict[str, Any]:
+    """The body of Anthropic's errors."""
+    kind = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
+    found = {"type": kind.get(error.kind, error.kind), "message": error.message}
+    return {"type": "error", "error": found}
+
+
+ENVELOPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
+    "/": openai_envelope,
+    "/v1/messages": anthropic_envelope,
+}
 """Bodies of errors by the beginning of the path; the longest that fits counts."""
 
 

@@ -1,0 +1,259 @@
+"""/v1/responses in OpenAI's form, without stored conversations."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+
+from forerun.server import chat
+from forerun.server.answers import Answer, Block, Blocks, Counts
+from forerun.server.bodies import Body, ChatBody, SpeculativeBody
+from forerun.server.errors import ApiError
+from forerun.server.respond import AnswerResponse, Form, event
+from forerun.server.state import ServerState
+
+_PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
+# Events of a growing block.
+_MORE = _PARTS | {"call": "function_call_arguments"}
+_SAME = ("temperature", "top_p", "seed", "speculative", "stream", "model")
+
+
+class ResponsesBody(Body):
+    """Body of /v1/responses."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    temperature: float | None = Field(default=None, ge=0.0, le=100.0)
+    top_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    speculative: bool | SpeculativeBody | None = None
+    stream: bool | None = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    # No effect on an answer of this server.
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    user: str | None = None
+
+
+def routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesBody, request: HttpRequest) -> AnswerResponse:
+        """Answer a conversation that is given as items."""
+        if body.previous_response_id is not None:
+            message = "responses are not stored; send the whole conversation as input."
+            raise ApiError(400, message, param="previous_response_id")
+        return chat.answer(state, request, _chat_body(body), ResponseWriter(state, body).form)
+
+    return router
+
+
+def _chat_body(body: ResponsesBody) -> ChatBody:
+    """A body in OpenAI's form of chat, to which this one translates.
+
+    Raises:
+        ApiError: for an item that is not served.
+    """
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields |= {"max_tokens": body.max_output_tokens, "messages": _messages(body)}
+    # Tools of other types run on servers of others.
+    tools = [_nested(one, "function") for one in body.tools or () if one.get("type") == "function"]
+    choice, form = body.tool_choice, (body.text or {}).get("format") or {"type": "text"}
+    if tools:
+        fields["tools"], fields["parallel_tool_calls"] = tools, body.parallel_tool_calls
+        fields["tool_choice"] = _nested(choice, "function") if isinstance(choice, dict) else choice
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
+    fields["response_format"] = _nested(form, "json_schema") if is_schema else form
+    fields["reasoning_effort"] = (body.reasoning or {}).get("effort")
+    return chat.checked(fields)
+
+
+def _nested(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A typed object as chat has it: all but the type under a name."""
+    return {"type": name, name: {key: value for key, value in given.items() if key != "type"}}
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    """The messages that an input's items stand for."""
+    items, found = body.input, list[dict[str, Any]]()
+    if body.instructions is not None:
+        found.insert(0, {"role": "system", "content": body.instructions})
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    for item in items:
+        kind, role = item.get("type", "message"), item.get("role")
+        match kind:
+            case "message" if role != "assistant":
+                found.append({"role": role, "content": _text(item.get("content"))})
+            case "message":
+                _assistant(found)["content"] = _text(item.get("content"))
+            case "reasoning":
+                found.append({"role": "assistant", "content": ""})
+                found[-1]["reasoning_content"] = _text(item.get("content"))
+            case "function_call":
+                function = {name: item.get(name) for name in ("name", "arguments")}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                _assistant(found, calls=True).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                text, number = _text(item.get("output")), item.get("call_id")
+                found.append({"role": "tool", "tool_call_id": number, "content": text})
+            case _:
+                message = f"items of type {str(kind)[:40]!r} are not served."
+                raise ApiError(400, message, param="input")
+    return found or [{"role": "user", "content": ""}]
+
+
+def _assistant(found: list[dict[str, Any]], calls: bool = False) -> dict[str, Any]:
+    """The message of the assistant that an item goes on with, or a new one."""
+    last = found[-1] if found else {}
+    if last.get("role") != "assistant" or (last["content"] and not calls):
+        found.append({"role": "assistant", "content": ""})
+    return found[-1]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "content is text, or parts of text.", param="input")
+    return "\n".join(map(str, texts))
+
+
+class ResponseWriter:
+    """Writes responses.
+
+    Args:
+        state: the server's.
+        body: what was asked for.
+    """
+
+    def __init__(self, state: ServerState, body: ResponsesBody) -> None:
+        self._state, self._body, self._number = state, body, f"resp_{uuid.uuid4().hex}"
+        self._created, self._numbers = int(time.time()), count()
+        stream = self.stream if body.stream else None
+        self.form = Form(self.whole, stream, lambda error: self._event("error", **error["error"]))
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        blocks = Blocks()
+        async for _ in blocks.follow(answer):
+            pass
+        return self._done(answer, blocks)
+
+    async def stream(self, answer: Answer) -> AsyncIterator[str]:
+        begun = self._response("in_progress", ())
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+        blocks = Blocks()
+        async for change, block, text in blocks.follow(answer):
+            for kind, fields in self._change(change, block, text):
+                yield self._event(f"response.{kind}", **fields)
+        done = self._done(answer, blocks)
+        yield self._event(f"response.{done['status']}", response=done)
+
+    def _change(self, change: str, block: Block, text: str) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Events of a change, in their order."""
+        place = {"output_index": block.place}
+        inside: dict[str, Any] = place | {"item_id": self._item_id(block)}
+        part, more = _PARTS.get(block.kind), _MORE[block.kind]
+        inside |= {} if part is None else {"content_index": 0}
+        own: dict[str, Any] = inside | ({"logprobs": []} if block.kind == "text" else {})
+        if change == "more":
+            return [(f"{more}.delta", own | {"delta": text})]
+        ends = change == "end"
+        name, status = ("done", "completed") if ends else ("added", "in_progress")
+        events = [(f"output_item.{name}", place | {"item": self._item(block, status)})]
+        if part is not None:
+            events.append((f"content_part.{name}", inside | {"part": _part(block, part)}))
+        if not ends:
+            return events
+        key = "arguments" if part is None else "text"
+        return [(f"{more}.done", own | {key: block.text}), *events[::-1]]
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        return event(fields | {"type": kind, "sequence_number": next(self._numbers)}, kind)
+
+    def _item_id(self, block: Block) -> str:
+        return f"{block.kind}_{block.place}_{self._number}"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._item_id(block), "status": status}
+        if block.call is not None:
+            called = {"call_id": block.call.call_id, "name": block.call.name}
+            return item | {"type": "function_call", **called, "arguments": block.text}
+        begun = status == "in_progress"
+        content = [] if begun else [_part(block, _PARTS[block.kind])]
+        if block.kind == "reasoning":
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _done(self, answer: Answer, blocks: Blocks) -> dict[str, Any]:
+        [end] = answer.endings
+        status = "incomplete" if end.reason == "length" else "completed"
+        output = [self._item(block, "completed") for block in blocks.all]
+        if output and status == "incomplete":
+            output[-1]["status"] = status
+        return self._response(status, output) | {"usage": _usage(answer.counts)}
+
+    def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        body = self._body
+        same = ("instructions", "max_output_tokens", "temperature", "top_p", "reasoning", "user")
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **{name: getattr(body, name) for name in (*same, "previous_response_id")},
+            "id": self._number,
+            "object": "response",
+            "created_at": self._created,
+            "model": body.model or self._state.names[0],
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "output": output,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "store": False,
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+
+def _part(block: Block, kind: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": kind, "text": block.text}
+    return made | {"annotations": [], "logprobs": []} if block.kind == "text" else made
+
+
+def _usage(counts: Counts) -> dict[str, Any]:
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached},
+        "output_tokens": counts.completion,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
+        "total_tokens": counts.prompt + counts.completion,
+    }
