@@ -26,6 +26,7 @@ from forerun.policies.decisions import in_words
 from forerun.policies.fixed import FixedPolicy
 from forerun.policies.lengths import Offer, best_lengths
 from forerun.policies.memory import Memory, recall
+from forerun.policies.outlook import Outlook
 from forerun.testing import ToyModel
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
@@ -377,9 +378,15 @@ def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:
     assert made.learned["members"]["simulated"]["trials"] == [0, 0]
 
 
-def test_a_request_that_asks_for_none_is_not_looked_at() -> None:
-    made = policy(World(SimulatedDrafter(looks_up=True)))
-    made.attach(ToyModel(5), SimulatedDrafter(looks_up=True), 1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_a_request_that_asks_for_none_is_not_looked_at(
+    looks_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    offers = Outlook.offers
+    monkeypatch.setattr(Outlook, "offers", lambda *args: looked.append(args) or offers(*args))
+    made = policy(World(SimulatedDrafter(looks_up=looks_up)))
+    made.attach(ToyModel(5), SimulatedDrafter(looks_up=looks_up), 1)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=200)
     request = Request(0, [1], 1, params, seed=0, speculative=False)
     for _ in range(100):
@@ -388,6 +395,7 @@ def test_a_request_that_asks_for_none_is_not_looked_at() -> None:
         request.extend((0,))
         made.observe([request], [Draft.chain([])], [verdict], RoundTimes(0.0, 1.0, 0.0))
     assert made.learned["members"]["simulated"]["trials"] == [0, 0]
+    assert len(looked) < 5
 
 
 def test_no_more_is_planned_than_a_request_allows() -> None:

@@ -379,6 +379,8 @@ class AutoPolicy(BasePolicy):
 
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Number of rounds without a draft if none pays: until the next try, or for a while."""
+        if all(text.reason is PlainReason.ASKED for text in texts):
+            return LONGEST_REST
         if not (self._beliefs.only_models or len(texts) >= CROWD):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
