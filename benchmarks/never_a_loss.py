@@ -154,11 +154,12 @@ def measure(cell: Cell, engines: Sequence[Engine], passes: int) -> Ratio:
         if engine.policy is not None:
             engine.policy.forget()
     times: list[list[list[float]]] = [[] for _ in engines]
-    for number in range(1 + passes):
+    # In a fixed order each engine would always follow the same one, and find the caches as that left them.
+    order = random.Random(0)
+    for _ in range(1 + passes):
         runs: list[list[float]] = [[] for _ in engines]
-        for place, batch in enumerate(batches):
-            for turn in range(len(engines)):
-                which = (turn + place + number) % len(engines)
+        for batch in batches:
+            for which in order.sample(range(len(engines)), len(engines)):
                 runs[which].append(_seconds(engines[which], cell, batch))
         for seconds, own in zip(times, runs, strict=True):
             seconds.append(own)
