@@ -72,6 +72,7 @@ class World:
         noise: standard deviation of times, as a share of them.
         interrupted: share of drafts and forwards that take 1.5 to 4.5 times as long.
         cooled: how many times as long a draft takes after eight rounds without one.
+        chilled: how many times as long the first plain rounds after a draft take.
     """
 
     drafter: SimulatedDrafter
@@ -81,6 +82,7 @@ class World:
     noise: float = 0.0
     interrupted: float = 0.0
     cooled: float = 1.0
+    chilled: Sequence[float] = ()
     drafted: int = field(default=0, init=False)
     _cold: list[float] = field(default_factory=list, init=False)
     _without: int = field(default=0, init=False)
@@ -150,6 +152,8 @@ class World:
         if drafting:
             drafting += self._cold.pop(0) if self._cold else 0.0
             drafting *= self.cooled if self._without >= 8 else 1.0
+        if not drafting and self._without < len(self.chilled):
+            target *= self.chilled[self._without]
         self._without = 0 if drafting else self._without + 1
         drafting *= self._disturbed(chance)
         target *= self._disturbed(chance)

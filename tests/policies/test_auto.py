@@ -127,6 +127,18 @@ def test_what_any_draft_costs_is_not_taken_for_the_cost_of_a_token(
     assert best / seconds > 0.9
 
 
+@pytest.mark.parametrize("chilled", [(), (1.4,), (1.4, 1.2)])
+def test_plain_rounds_that_drafts_made_slow_are_not_taken_for_usual_ones(
+    chilled: tuple[float, ...],
+) -> None:
+    """Otherwise drafts that no longer pay would seem to."""
+    world = World(SimulatedDrafter(rate=lambda _: 0.8), rising(0.05), chilled=chilled, noise=0.05)
+    made = policy(world)
+    world.run(made, [4000])
+    assert world.drafted > 4000
+    assert made.costs.plain_seconds(1) == pytest.approx(1.0, abs=0.06)
+
+
 @pytest.mark.parametrize("rate", [0.6, 1.0])
 def test_who_knows_that_it_reads_too_much_is_not_tried(rate: float) -> None:
     """Below the context at which it pays, whatever would be accepted; without that knowledge it is."""

@@ -188,7 +188,10 @@ class AutoPolicy(BasePolicy):
         for text in texts:
             text.choice, text.reason = None, PlainReason.TIMED if timed else PlainReason.PAUSED
         self._tried, self._offering = None, {}
-        self._left = 0 if timed else self._choose(requests, texts) - 1
+        if timed:
+            self._left = self.costs.rounds_to_time() - 1 if self._drafted else 0
+        else:
+            self._left = self._choose(requests, texts) - 1
         self._plans = [text.plan(self._several) for text in texts]
         self._is_plain = all(text.choice is None for text in texts)
         self._planning = self.clock() - started
@@ -264,7 +267,8 @@ class AutoPolicy(BasePolicy):
         plain, self._plain = self._plain, []
         batch_size, rounds = plain[0].batch_size, len(plain)
         counted = COUNTED if self._drafted >= TIMED_AFTER else 1
-        forward = median(one.forward for one in plain)
+        forwards = [one.forward for one in plain]
+        forward = self.costs.settled(forwards) if self._drafted else median(forwards)
         self.costs.observe(batch_size, 0, forward, min(rounds * counted, REPEATED))
         seconds = self.costs.plain_seconds(batch_size)
         planning = sum(one.planning for one in plain) / seconds

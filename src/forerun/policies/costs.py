@@ -38,6 +38,9 @@ LONGEST_SECONDS = 1e4
 # The median of the last STEADY times of a kind counts, relative to the expected ones, because interruptions
 # of one round say nothing of the next.
 STEADY = 5
+# The first plain rounds after drafts run cold. SETTLED: plain rounds after which they do not. CHILLS: such
+# stretches that are timed before a single cold round is corrected instead, and from one stretch to the next.
+SETTLED, CHILLS, CHILL_STEP = 2, 8, 0.1
 # Assumed cost of a token drafted by a model, and of a lookup, in plain rounds, before one was timed.
 MODEL_TOKEN, LOOKUP = 0.25, 0.01
 # PREFILL: assumed cost of a prompt's token in drafted tokens. MUCH: pending tokens up to which no prompt is
@@ -183,6 +186,8 @@ class LiveCosts:
     def __init__(self, table: CostTable | None = None, most: int = 16) -> None:
         self.table, self._most = table or ASSUMED, most
         self.speed, self.is_known = 1.0, table is not None
+        # Time of the first plain round after drafts, in settled ones, and the times that it was measured.
+        self._chill, self._chills, self._timings = 1.0, 0, 0
         self._curves: dict[int, Curve] = {}
         self._drafts: dict[tuple[str, int], DraftTimes] = {}
         self._prefill: dict[str, float] = {}
@@ -197,6 +202,7 @@ class LiveCosts:
     def forget(self) -> None:
         """Start afresh from what was measured before the first request."""
         self.speed, self.is_known = self._first_speed, self.table is not ASSUMED
+        self._chill, self._chills, self._timings = 1.0, 0, 0
         for learned in (self._curves, self._drafts, self._prefill, self._last):
             learned.clear()
         for name, times in self._at_first.items():
@@ -273,6 +279,24 @@ class LiveCosts:
     def _prefill_token(self, name: str) -> float:
         """Seconds of a token of a prompt in a model or head that drafts."""
         return self._prefill.get(name, PREFILL * self.draft(name, False, 1).per_token)
+
+    def rounds_to_time(self) -> int:
+        """Number of plain rounds to run in a row, to time one after drafts; counts the timings."""
+        self._timings += 1
+        known = self._chills >= CHILLS and self._timings % CHILLS
+        return 1 if known else SETTLED + 1
+
+    def settled(self, seconds: Sequence[float]) -> float:
+        """Seconds of a plain round that does not run cold, from plain rounds right after drafts."""
+        if len(seconds) <= SETTLED:
+            return median_low(seconds) / self._chill
+        usual = median_low(seconds[SETTLED:])
+        if not 0.0 < usual < LONGEST_SECONDS:
+            return usual
+        self._chills += 1
+        ratio = min(max(seconds[0] / usual, 1.0 / MOST), 2.0)
+        self._chill += max(CHILL_STEP, 1.0 / (1 + self._chills)) * (ratio - self._chill)
+        return usual
 
     def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
         """Take in rounds with `extra` drafted tokens and the seconds of one round without its draft."""
