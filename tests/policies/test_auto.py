@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from typing import Any
 from itertools import pairwise
 from pathlib import Path
 
@@ -394,9 +395,13 @@ def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:
 def test_a_request_that_asks_for_none_is_not_looked_at(
     looks_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = []
-    offers = Outlook.offers
-    monkeypatch.setattr(Outlook, "offers", lambda *args: looked.append(args) or offers(*args))
+    looked, offers = list[Request](), Outlook.offers
+
+    def watched(outlook: Outlook, request: Request, *args: Any) -> Any:
+        looked.append(request)
+        return offers(outlook, request, *args)
+
+    monkeypatch.setattr(Outlook, "offers", watched)
     made = policy(World(SimulatedDrafter(looks_up=looks_up)))
     made.attach(ToyModel(5), SimulatedDrafter(looks_up=looks_up), 1)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=200)
