@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from pathlib import PurePath
 from typing import Any
 
@@ -203,44 +204,37 @@ def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
     return models or [None]
 
 
-def _options_for(axes: Axes, method: str, policy: str) -> dict[str, Any]:
-    """The options that a method, its members and a policy read."""
-    own = {f.name for f in fields(DRAFTERS.find(method).options)}
+def _options_read(axes: Axes, method: str, policy: str) -> set[str]:
+    """Names of the options that a method, its members and a policy read."""
+    own = {field.name for field in fields(DRAFTERS.find(method).options)}
     mine = {name: value for name, value in axes.options.items() if name in own}
     kinds = [drafter.options for drafter in drafters_of(method, mine)]
-    read = {f.name for kind in (*kinds, POLICIES.find(policy).options) for f in fields(kind)}
+    kinds.append(POLICIES.find(policy).options)
+    return {field.name for kind in kinds for field in fields(kind)}
+
+
+def _options_for(axes: Axes, method: str, policy: str) -> dict[str, Any]:
+    read = _options_read(axes, method, policy)
     return {name: value for name, value in axes.options.items() if name in read}
 
 
 def _check_names(axes: Axes) -> None:
-    for method in axes.methods:
-        if method != DEFAULT and method not in DRAFTERS.names():
+    methods = [method for method in axes.methods if method != DEFAULT]
+    for method in methods:
+        if method not in DRAFTERS.names():
             raise UnknownNameError("method", method, (*DRAFTERS.names(), DEFAULT))
-    kinds = [DRAFTERS.find(method).options for method in axes.methods if method != DEFAULT]
-    kinds += [POLICIES.find(policy).options for policy in axes.policies]
-    known = {f.name for kind in kinds for f in fields(kind)}
-    members = [
-        drafter.options
-        for method in axes.methods
-        if method != DEFAULT
-        for drafter in drafters_of(method, _options_for(axes, method, axes.policies[0]))
-    ]
-    known |= {f.name for kind in members for f in fields(kind)}
+    read = set[str]()
+    for method, policy in product(methods, axes.policies):
+        read |= _options_read(axes, method, policy)
     for name in axes.options:
-        if name not in known:
-            raise UnknownNameError("option of these methods and policies", name, known)
-    unread = [
-        model
-        for model in axes.models
-        if not any(
-            model in _models_for(axes, method) for method in axes.methods if method != DEFAULT
-        )
-    ]
-    if unread:
-        raise ConfigError(
-            f"no method of this run drafts with {unread[0]}; add --method "
-            f"{kind_at(unread[0]) or 'draft_model'}, or leave it out."
-        )
+        if name not in read:
+            raise UnknownNameError("option of these methods and policies", name, read)
+    for model in axes.models:
+        if not any(model in _models_for(axes, method) for method in methods):
+            raise ConfigError(
+                f"no method of this run drafts with {model}; add --method "
+                f"{kind_at(model) or 'draft_model'}, or leave it out."
+            )
 
 
 def tokens_text(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.rows import MeasuredPair, Side, serving_keys
+from forerun.bench.rows import MeasuredPair, Place, Side, serving_keys
 from forerun.core import Stats
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval
@@ -114,7 +114,7 @@ class SettingFigures:
     def as_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON."""
         without = self.speedup_without_loops
-        return {
+        content: dict[str, Any] = {
             "setting": self.setting,
             "temperature": self.temperature,
             "batch_size": self.batch,
@@ -124,14 +124,15 @@ class SettingFigures:
             "speedup": vars(self.speedup),
             "speedup_without_loops": without and vars(without),
             "share_that_loops": self.share_that_loops,
-            "tokens_per_second": rate(self.sides),
-            "plain_tokens_per_second": rate(self.plain),
-            "first_token_ms": first(self.sides),
-            "plain_first_token_ms": first(self.plain),
-            "inter_token_ms": gaps(self.sides),
-            "plain_inter_token_ms": gaps(self.plain),
-            "stage_ms_per_token": stages(self.sides),
-            "plain_stage_ms_per_token": stages(self.plain),
+        }
+        for side, sides in {"": self.sides, "plain_": self.plain}.items():
+            content |= {
+                f"{side}tokens_per_second": rate(sides),
+                f"{side}first_token_ms": first(sides),
+                f"{side}inter_token_ms": gaps(sides),
+                f"{side}stage_ms_per_token": stages(sides),
+            }
+        return content | {
             "tokens_per_target_forward": _of(self.tokens_per_forward),
             "mean_acceptance_length": _of(self.acceptance_length),
             "identical": self.identical and self.identical[0],
@@ -143,20 +144,18 @@ class SettingFigures:
 
 def summarize(rows: Iterable[MeasuredPair]) -> list[SettingFigures]:
     """All cells that hold a figure, in the order of the rows; categories follow their whole."""
-    groups: dict[tuple[str, float, int], list[MeasuredPair]] = defaultdict(list)
+    groups: dict[Place, list[MeasuredPair]] = defaultdict(list)
     for row in rows:
-        groups[row.key.setting, row.key.temperature, row.key.batch].append(row)
+        groups[row.key.place].append(row)
     cells = []
-    for (setting, temperature, batch), own in groups.items():
+    for place, own in groups.items():
         categories = list(dict.fromkeys(row.key.category for row in own))
         for category in (ALL, *(categories if len(categories) > 1 else ())):
             part = [row for row in own if category in (ALL, row.key.category)]
             measured = tuple(row for row in part if row.error is None)
             failed = tuple(row for row in part if row.error is not None)
             if measured:
-                cells.append(
-                    SettingFigures(setting, temperature, batch, category, measured, failed)
-                )
+                cells.append(SettingFigures(*place, category, measured, failed))
     return cells
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from forerun.bench.settings import COLD, DEFAULT, method_of
 from forerun.bench.summary import ALL, SettingFigures, ahead, picked_fairly
@@ -42,18 +42,21 @@ class Recommendation:
         return f"temperature {self.temperature:g}{batch}"
 
 
-@dataclass
 class _Field:
-    """The cells of one temperature and batch size that one can choose, by setting, and by setting and
-    category; and the cold default's, which one cannot."""
+    """Figures of one temperature and batch size: of settings that one can choose, over all prompts and by
+    category, and the cold default's, which one cannot."""
 
-    whole: dict[str, SettingFigures] = field(default_factory=dict)
-    parts: dict[tuple[str, str], SettingFigures] = field(default_factory=dict)
-    cold: SettingFigures | None = None
+    def __init__(self, cells: Sequence[SettingFigures]) -> None:
+        chosen = [cell for cell in cells if cell.setting != COLD]
+        whole = [cell for cell in chosen if cell.category == ALL]
+        self.whole = sorted(whole, key=lambda cell: -cell.speedup.value)
+        self.parts = [cell for cell in chosen if cell.category != ALL]
+        self.cold = [cell for cell in cells if cell.setting == COLD and cell.category == ALL]
 
-    @property
-    def categories(self) -> list[str]:
-        return list(dict.fromkeys(category for _, category in self.parts))
+    def lost_on(self, setting: str) -> str:
+        """Categories on which a setting loses, with its speed-ups; empty if there are none."""
+        parts = [cell for cell in self.parts if cell.setting == setting and _loses(cell)]
+        return ", ".join(f"{cell.category} ({times(cell.speedup.value)})" for cell in parts)
 
 
 def verdicts(cells: Sequence[SettingFigures], peers: Sequence[str] = ()) -> list[Recommendation]:
@@ -63,16 +66,11 @@ def verdicts(cells: Sequence[SettingFigures], peers: Sequence[str] = ()) -> list
         cells: of all settings.
         peers: names among them that are not forerun's.
     """
-    fields: dict[tuple[float, int], _Field] = {}
+    places: dict[tuple[float, int], list[SettingFigures]] = {}
     for cell in cells:
         if cell.setting not in peers:
-            own = fields.setdefault((cell.temperature, cell.batch), _Field())
-            if cell.setting == COLD:
-                own.cold = cell if cell.category == ALL else own.cold
-            elif cell.category == ALL:
-                own.whole[cell.setting] = cell
-            else:
-                own.parts[cell.setting, cell.category] = cell
+            places.setdefault((cell.temperature, cell.batch), []).append(cell)
+    fields = {place: _Field(own) for place, own in places.items()}
     return [_verdict(own, *place) for place, own in fields.items() if own.whole]
 
 
@@ -87,27 +85,23 @@ def defects(cells: Sequence[SettingFigures]) -> list[str]:
 
 
 def _verdict(own: _Field, temperature: float, batch: int) -> Recommendation:
-    cells = sorted(own.whole.values(), key=lambda cell: -cell.speedup.value)
-    best = cells[0]
+    best = own.whole[0]
     if len(best.rows) < FEW:
         advice = (
             f"too few prompts to tell: {named(best.setting)} was {times(best.speedup.value)} plain decoding "
             f"on {len(best.rows)}; give at least {FEW}, better twenty"
         )
         return Recommendation(temperature, batch, advice, decided=False)
-    winners = [cell for cell in cells if _wins(cell)]
-    if not winners:
-        return Recommendation(
-            temperature, batch, _plainly(best), (*_losers(own, None), *_cold(own))
-        )
-    best = winners[0]
-    return Recommendation(
-        temperature,
-        batch,
-        f"use {named(best.setting)}: {shown(best.speedup)}{_cautions(best)}",
-        (*_about(own, best, cells), *_losers(own, best), *_cold(own)),
-        best.setting,
-    )
+    winner = next((cell for cell in own.whole if _wins(cell)), None)
+    cold = [
+        f"with forerun's default the first request on a new machine reaches {shown(cell.speedup)}"
+        for cell in own.cold
+    ]
+    if winner is None:
+        return Recommendation(temperature, batch, _plainly(best), (*_losers(own, None), *cold))
+    advice = f"use {named(winner.setting)}: {shown(winner.speedup)}{_cautions(winner)}"
+    details = (*_about(own, winner), *_losers(own, winner), *cold)
+    return Recommendation(temperature, batch, advice, details, winner.setting)
 
 
 def _plainly(best: SettingFigures) -> str:
@@ -135,89 +129,66 @@ def _cautions(best: SettingFigures) -> str:
     return f"{share}, without them {shown(without)}" if without is not None else share
 
 
-def _about(own: _Field, best: SettingFigures, cells: Sequence[SettingFigures]) -> list[str]:
-    """On the setting to use: its equals, where it loses, what is better there, the default."""
+def _about(own: _Field, best: SettingFigures) -> list[str]:
+    """Sentences on the setting to use: its equals, where it loses, what is better there, the default."""
     sentences = []
-    losing = [(c, cell) for c, cell in _of(own, best.setting).items() if _loses(cell)]
-    if losing:
-        sentences.append(f"it loses on {_listed(losing)}")
+    if lost := own.lost_on(best.setting):
+        sentences.append(f"it loses on {lost}")
     better = [
-        (category, other) for category in own.categories if (other := _better(own, best, category))
+        cell
+        for cell in (_better(own, part) for part in own.parts if part.setting == best.setting)
+        if cell
     ]
     if better:
         text = ", ".join(
-            f"{named(cell.setting)} on {c}, {shown(cell.speedup)}" for c, cell in better
+            f"{named(cell.setting)} on {cell.category}, {shown(cell.speedup)}" for cell in better
         )
         sentences.append(f"better there: {text}")
-    equals = [named(c.setting) for c in cells if c is not best and _equal(best, c)]
+    equals = [named(c.setting) for c in own.whole if c is not best and _equal(best, c)]
     if equals:
         sentences.append(f"as good within the noise: {' / '.join(equals[:3])}")
-    default = own.whole.get(DEFAULT)
-    if default is not None and default is not best and named(DEFAULT) not in equals[:3]:
-        sentences.append(f"forerun's default reaches {shown(default.speedup)}")
-    fair = picked_fairly(cells) if len(cells) > 1 else None
+    for cell in own.whole:
+        if cell.setting == DEFAULT and cell is not best and named(DEFAULT) not in equals[:3]:
+            sentences.append(f"forerun's default reaches {shown(cell.speedup)}")
+    fair = picked_fairly(own.whole) if len(own.whole) > 1 else None
     if fair is not None:
-        text = f"on other prompts than the choice was made on: {shown(fair)}"
-        sentences.append(text)
+        sentences.append(f"on other prompts than the choice was made on: {shown(fair)}")
     return sentences
 
 
 def _losers(own: _Field, best: SettingFigures | None) -> list[str]:
-    """On the other methods: those that lose everywhere, and the categories on which others do."""
+    """Sentences on the other methods: those that lose everywhere, and the categories on which others do."""
     sentences = []
     by_method: dict[str, list[SettingFigures]] = {}
-    for cell in own.whole.values():
+    for cell in own.whole:
         by_method.setdefault(method_of(cell.setting), []).append(cell)
     for method, cells in by_method.items():
-        top = max(cells, key=lambda cell: cell.speedup.value)
         if best is not None and (best in cells or method == DEFAULT):
             continue
-        if all(_loses(cell) for cell in cells):
-            sentences.append(f"{method} loses, {shown(top.speedup)} at best")
-            continue
-        losing = [(c, cell) for c, cell in _of(own, top.setting).items() if _loses(cell)]
-        if losing:
-            sentences.append(f"{method} loses on {_listed(losing)}")
+        if all(map(_loses, cells)):
+            sentences.append(f"{method} loses, {shown(cells[0].speedup)} at best")
+        elif lost := own.lost_on(cells[0].setting):
+            sentences.append(f"{method} loses on {lost}")
     return sentences
-
-
-def _cold(own: _Field) -> list[str]:
-    """On the first request on a new machine."""
-    if own.cold is None:
-        return []
-    figure = shown(own.cold.speedup)
-    return [f"with forerun's default the first request on a new machine reaches {figure}"]
-
-
-def _of(own: _Field, setting: str) -> dict[str, SettingFigures]:
-    return {c: cell for (name, c), cell in own.parts.items() if name == setting}
 
 
 def _loses(cell: SettingFigures) -> bool:
     return len(cell.rows) > 1 and cell.speedup.high < 1
 
 
-def _better(own: _Field, best: SettingFigures, category: str) -> SettingFigures | None:
-    """The setting that is surely better on a category, if one is."""
-    here = own.parts.get((best.setting, category))
-    rivals = [
-        cell for (name, c), cell in own.parts.items() if c == category and name != best.setting
-    ]
-    if here is None or not rivals:
+def _better(own: _Field, here: SettingFigures) -> SettingFigures | None:
+    """The setting that is surely better than this one on its category, if one is."""
+    rivals = [c for c in own.parts if c.category == here.category and c is not here]
+    rival = max(rivals, key=lambda cell: cell.speedup.value, default=None)
+    if rival is None or len(rival.rows) < FEW or not _wins(rival):
         return None
-    rival = max(rivals, key=lambda cell: cell.speedup.value)
     lead = ahead(rival, here)
-    enough = len(rival.rows) >= FEW
-    return rival if enough and lead is not None and lead.low > WORTH and _wins(rival) else None
+    return rival if lead is not None and lead.low > WORTH else None
 
 
 def _equal(best: SettingFigures, other: SettingFigures) -> bool:
     lead = ahead(best, other)
     return lead is not None and lead.low <= 1 and _wins(other)
-
-
-def _listed(losing: Sequence[tuple[str, SettingFigures]]) -> str:
-    return ", ".join(f"{category} ({times(cell.speedup.value)})" for category, cell in losing)
 
 
 def named(setting: str) -> str:
