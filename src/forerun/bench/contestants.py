@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.rows import Side, side_of
@@ -42,29 +42,6 @@ class Measured:
     differences: tuple[str, ...] = ()
 
 
-class Contestant(Protocol):
-    """A way to decode that is measured."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Sentences for the report, when all is measured."""
-
-    @property
-    def name(self) -> str:
-        """Name, unique among the contestants."""
-
-    def takes(self, params: SamplingParams, batch: int) -> bool:
-        """True if it can run `batch` requests at once with these sampling parameters."""
-
-    def warm_up(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> None:
-        """Run a few tokens."""
-
-    def measure(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
-    ) -> Measured:
-        """Run prompts at once; `plain` is plain decoding of the same."""
-
-
 @dataclass
 class Drafting:
     """An engine that drafts as a setting says."""
@@ -77,6 +54,7 @@ class Drafting:
         return self.setting.name
 
     def takes(self, params: SamplingParams, batch: int) -> bool:
+        """True if it can run `batch` requests at once with these sampling parameters."""
         return batch <= self.engine.max_batch_size
 
     def warm_up(self, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> None:
@@ -87,6 +65,7 @@ class Drafting:
     def measure(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, plain: Timed
     ) -> Measured:
+        """Run prompts at once; `plain` is plain decoding of the same."""
         if self.setting.cold and self.engine.policy is not None:
             self.engine.policy.forget()
         drafter = self.engine.drafter
@@ -164,6 +143,9 @@ class Elsewhere:
         )
         return answer[0], answer[1]
 
+
+Contestant = Drafting | Elsewhere
+"""A way to decode that is measured; its name is unique among them."""
 
 # Tokens to draft a round that other engines are measured with; 0 decodes plainly.
 LENGTHS = (0, 2, 4, 8)
