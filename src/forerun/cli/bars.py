@@ -1,4 +1,4 @@
-"""Progress bars on standard error, in a terminal alone, for work that takes its time."""
+"""Progress bars for long work, on standard error and only in a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-# Seconds before bars appear: what is done by then needs none.
+# Seconds before bars appear, so that short work shows none.
 DELAY = 0.5
 # Seconds between two drawings of them: a drawing takes milliseconds.
 PAUSE = 0.1
@@ -39,7 +39,7 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def bars(console: Console | None = None) -> Iterator[Watch]:
-    """Show a bar for each kind of work that the block reports, and nothing once it is left.
+    """Show a bar for each kind of work that the block reports; remove them at its end.
 
     Args:
         console: standard error unless given.

@@ -69,7 +69,7 @@ class ChatRequest:
 
 
 def run(request: ChatRequest, new_output: NewOutput = visible_output) -> Result:
-    """The end of a conversation on the standard streams.
+    """Hold a conversation on the standard streams; the result has only an exit code.
 
     Args:
         new_output: returns where an answer is shown as it comes.
@@ -81,7 +81,7 @@ def run(request: ChatRequest, new_output: NewOutput = visible_output) -> Result:
     choice = choose(request.speculation, request.model.model) if request.speculative else None
     if choice is not None and choice.config.method == "prediction":
         raise ConfigError(
-            "method 'prediction' drafts from a predicted output, which a conversation has not; use "
+            "method 'prediction' drafts from a predicted output, which a conversation does not have; use "
             "another method, such as ngram or suffix."
         )
     code = _load(request, messages, choice, session, new_output).run()

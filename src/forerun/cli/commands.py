@@ -1,4 +1,4 @@
-"""Commands that answer a request with a result: how one is made, run, and its result given."""
+"""Commands that turn a request into a result: making them, running them, printing the result."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _answered(run: Callable[..., Result], request: Any, row: Row, *, silent: boo
 
 
 def _check_files(files: Files) -> None:
-    """Check that charts can be drawn, and files written, before anything is computed.
+    """Check before anything is computed that charts can be drawn and files can be written.
 
     Raises:
         ConfigError: without matplotlib, or for a file of another kind or that cannot be written.

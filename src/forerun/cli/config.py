@@ -18,7 +18,7 @@ MOST_BYTES = 2**20
 
 
 def config_option() -> Option:
-    """The option; the other options fall back on its file."""
+    """The option `--config`, whose file holds values for the other options."""
     return Option(
         "config",
         "Other",
@@ -67,7 +67,7 @@ def _takes_list(kind: click.ParamType[Any]) -> bool:
 
 
 def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
-    """The text that a flag would have, so that a file is read as strictly as the command line."""
+    """A value as a flag's text, so that a file is read as strictly as the command line."""
     repeatable = isinstance(option, click.Option) and option.multiple
     if isinstance(value, dict):
         raise ConfigError(f"{where} is a table; keys and values are flat here.")

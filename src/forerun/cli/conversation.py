@@ -1,4 +1,4 @@
-"""A conversation: its messages, and the prompt of the next answer, which begins like the last one's."""
+"""A conversation: its messages, and prompts that continue the cached text of the last answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Conversation:
         return SentPrompt(text, token_ids, template=True)
 
     def keep(self, question: Mapping[str, Any], prompt: SentPrompt, completion: Completion) -> None:
-        """Go on after this question and its answer."""
+        """Add a question and its answer."""
         self.messages += [dict(question), {"role": "assistant", "content": completion.text}]
         self._text, self._token_ids = "", []
         answer = list(completion.token_ids)
@@ -72,12 +72,12 @@ class Conversation:
 
     @property
     def notes(self) -> dict[str, str]:
-        """The conversation as a session keeps it."""
+        """The conversation as notes of a session."""
         state = {"messages": self.messages, "text": self._text, "token_ids": self._token_ids}
         return {_NOTE: json.dumps(state, ensure_ascii=False)}
 
     def restore(self, session: Session) -> None:
-        """Go on with what a session has kept of a conversation.
+        """Continue the conversation that a session holds.
 
         Raises:
             PromptError: where it is of something else.
@@ -98,7 +98,7 @@ class Conversation:
         self.messages, self._text, self._token_ids = messages, text, token_ids
 
     def set_system(self, text: str) -> None:
-        """Put a system message first, in place of the one that is there."""
+        """Set or replace the system message."""
         self._drop_system()
         self.messages.insert(0, {"role": "system", "content": text})
 
@@ -128,9 +128,11 @@ class Conversation:
         del self.messages[: self._start]
 
     def _continued(self, text: str) -> list[int] | None:
-        """The tokens of a prompt that goes on from the last answer, as it was generated: its text
-        encoded anew could make other tokens of it, which are not in the cache. None where it does not,
-        or where no special token separates what follows."""
+        """The tokens of a prompt that continues the last answer, with the answer's own tokens.
+
+        Encoded anew its text could become other tokens, which are not in the cache. None if the prompt
+        does not continue it, or no special token follows it.
+        """
         rest = text[len(self._text) :]
         if not self._text or not text.startswith(self._text):
             return None

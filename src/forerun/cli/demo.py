@@ -36,7 +36,7 @@ QUESTIONS = {
     ),
     "free chat": "Why do people keep diaries?",
 }
-"""For a model with a chat template, by kind."""
+"""Questions by kind, for models with a chat template."""
 BEGINNINGS = {
     "a class": (
         "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n"
@@ -45,7 +45,7 @@ BEGINNINGS = {
     "a loop": "import os\nimport sys\n\nfor name in os.listdir(",
     "a program": "import argparse\n\ndef main():\n    parser = argparse.ArgumentParser(",
 }
-"""For another."""
+"""Beginnings of code by kind, for other models."""
 
 
 @options
@@ -72,7 +72,7 @@ class DemoRequest:
 
 
 def rates(comparisons: Iterable[Comparison]) -> tuple[float, float]:
-    """Tokens a second of all runs, prompts included: plain and speculative."""
+    """Tokens per second of all runs, plain and speculative, prompts included."""
     pairs = [pair for comparison in comparisons for pair in comparison.pairs]
     sides = [pair.plain for pair in pairs], [pair.speculative for pair in pairs]
     plain, speculative = (
@@ -82,7 +82,7 @@ def rates(comparisons: Iterable[Comparison]) -> tuple[float, float]:
 
 
 def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
-    """Rates of each answer and of all.
+    """The rates of each answer and of all answers.
 
     Args:
         new_output: returns where an answer is shown as it comes.
@@ -124,7 +124,7 @@ def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
 def _answered(
     engine: Engine, max_tokens: int, new_output: NewOutput
 ) -> Iterator[tuple[str, Comparison]]:
-    """The answer to each question by its kind, the first run of which is shown as it comes."""
+    """The kind and the answer of each question; the first run of each is shown as it comes."""
     from forerun.engine.chat import ChatTemplate, encode_text
     from forerun.measure.paired import comparison_of, run_pair
     from forerun.params import SamplingParams

@@ -120,7 +120,7 @@ class GenerateRequest:
 
 
 def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
-    """The text, and how it came.
+    """The text and its statistics.
 
     Args:
         new_output: returns where the text is shown as it comes.
@@ -147,7 +147,7 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
 
 
 def _check_options(config: SpeculativeConfig, prediction_file: str | None) -> None:
-    """Refuse options of methods that one request has no use for, and a prediction that is missing.
+    """Refuse options that are of no use to a single request, and a missing prediction.
 
     Raises:
         ConfigError: naming the option.
@@ -171,7 +171,7 @@ def _check_options(config: SpeculativeConfig, prediction_file: str | None) -> No
 
 
 def _shown(content: str | list[dict[str, Any]]) -> str:
-    """Text that stands before the answer: the prompt, or the last message of a conversation."""
+    """The text shown before the answer: the prompt, or the last message of a conversation."""
     if isinstance(content, str):
         return content
     from forerun.engine.chat import text_of
@@ -185,7 +185,7 @@ def _load(
     choice: Resolved | None,
     session: Session | None,
 ) -> SingleRequest:
-    """A request ready to run, on an engine with room for it and no more."""
+    """A request ready to run, with an engine that has room for it alone."""
     with waiting("starting"):
         from forerun.cli.outcome import SingleRequest
 
@@ -208,7 +208,7 @@ def _load(
 
 
 def _say_how(request: GenerateRequest, single: SingleRequest) -> None:
-    """Say that the prompt went around a template that is not there."""
+    """Say that the model has no chat template, if that matters."""
     if not single.prompt.template and not request.raw:
         text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
         say(f"{single.model} {text}")

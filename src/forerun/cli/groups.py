@@ -1,4 +1,4 @@
-"""The tables of commands, which are imported when they are used."""
+"""Groups of commands that are imported when they are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row(NamedTuple):
         module: its module, behind a colon the function that answers its request, `run` unless named, and
             behind another the class of the request, if the function takes several.
         about: a line for the help.
-        example: a command line that works, for who gives no arguments.
+        example: a command line that works, shown if arguments are missing.
         assumed: what it does without arguments, where it does something; `{model}` is its model.
         files: options of `Files` that it has.
         torch: whether it loads torch, which takes seconds.
@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
 
 CommandTable = Mapping[str, Row | Group]
-"""Commands by name, of one word or two."""
+"""Commands by name; a name has one word or two."""
 
 
 class LazyGroup(click.Group):

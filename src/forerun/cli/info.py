@@ -106,7 +106,7 @@ def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
 def _memory(
     checkpoint: Checkpoint, draft: str | None, run: RunConfig, placement: Placement, context: int
 ) -> dict[str, Any]:
-    """Bytes that target, draft and caches for `context` tokens need, and those that are free."""
+    """Bytes that models and caches need for `context` tokens, and free bytes."""
     from forerun.engine.load import ModelPair
     from forerun.models import Checkpoint, available_bytes
 
@@ -151,7 +151,7 @@ def _rows(content: dict[str, Any], run: RunConfig) -> dict[str, str]:
 
 
 def _of_held(held: dict[str, Any]) -> str:
-    """Tensors of one type, and what they run in."""
+    """A text on the tensors of one type: their number, precision and size."""
     number = f"{held['tensors']} x {held['stored']}"
     file, memory = held["file_bytes"], held["held_bytes"]
     size = f" ({size_text(memory)}, {size_text(file)} in the file)" if memory > 1.03 * file else ""

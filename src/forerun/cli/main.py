@@ -180,7 +180,7 @@ OUTPUT_CLOSED = 141
 
 
 class Application(LazyGroup):
-    """All commands, and the one place where errors become exit codes."""
+    """The group of all commands, which turns errors into exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -220,10 +220,10 @@ class Application(LazyGroup):
 
 
 class _Output(io.FileIO):
-    """A file that remembers what was wrong with it."""
+    """A file that remembers its write errors."""
 
     failures: ClassVar[list[tuple[int | None, str]]] = []
-    """Number and text of errors; the error itself would keep everything that led to it alive."""
+    """Number and text of each error; an exception would keep its frames alive."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -234,7 +234,7 @@ class _Output(io.FileIO):
 
 
 class _Talk(io.FileIO):
-    """A file that takes everything; what cannot be written is lost."""
+    """A file that drops what it cannot write."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -244,7 +244,7 @@ class _Talk(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Make standard error one that never fails, and standard output one that says when it does.
+    """Replace standard error by a stream that never fails, standard output by one that notes errors.
 
     Raises:
         ConfigError: where standard output is closed.
@@ -262,19 +262,19 @@ def prepare_streams() -> None:
 
 
 def output_failure() -> tuple[int | None, str] | None:
-    """The number and the text of the first error of standard output; None if there was none."""
+    """Number and text of the first error of standard output; None without an error."""
     return _Output.failures[0] if _Output.failures else None
 
 
 def discard_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's exit does not complain."""
+    """Discard buffered output, so that the interpreter reports no error at its exit."""
     # A stream without a file has nothing to be flushed.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _again(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
-    """A stream with the settings of another, over a file of a kind."""
+    """A copy of a stream that writes through another class of files."""
     assert isinstance(stream, io.TextIOWrapper)
     return io.TextIOWrapper(
         io.BufferedWriter(kind(stream.fileno(), "wb", closefd=False)),

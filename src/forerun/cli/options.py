@@ -1,4 +1,4 @@
-"""Options of all commands: the places that their values come from, and their help.
+"""Options of all commands: the sources of their values, and their help.
 
 A value comes from, in this order: the flag, the variable `FORERUN_<NAME>`, the file of `--config`,
 the default. Flags have the names of the dataclass fields that they fill.
@@ -62,7 +62,7 @@ class Note(NamedTuple):
 
 
 class Command(click.Command):
-    """A command whose help has headings, and which takes other tools' flags.
+    """A command with headings in its help that accepts flags of other tools.
 
     Args:
         common: options that --help shows, by name, while --help-all shows all; all if it is empty.
@@ -94,7 +94,7 @@ class Command(click.Command):
         return {name.lstrip("-") for name in names}
 
     def _own_flag(self, name: str) -> str:
-        """Name by which click knows a flag that was written as `name`."""
+        """The flag's own name, from the name that was written."""
         if name in LONG_WITH_ONE_DASH:
             raise click.NoSuchOption(f"-{name}")
         ours = own_flag(name, self._flags)
@@ -158,7 +158,7 @@ class Command(click.Command):
 
 
 def _nearest(name: str, flags: Iterable[str]) -> str:
-    """A question after the flag whose name is nearest; empty if none is near."""
+    """A suggestion of the nearest flag; empty if no flag is near."""
     near = difflib.get_close_matches(name, sorted(flags), n=1)
     return f"Did you mean {'--' + near[0]!r}?" if near and len(near[0]) > 1 else ""
 
@@ -183,7 +183,7 @@ def _help_all() -> click.Option:
 
 
 def method_notes() -> dict[str, Note]:
-    """Text on each method that is installed, by the title of its section."""
+    """Notes on all installed methods, by the title of their section."""
     from forerun.drafters import DRAFTERS
 
     notes = {}
@@ -213,7 +213,7 @@ def _rows(kind: type) -> list[tuple[str, str]]:
 
 
 def warn(text: str) -> None:
-    """Say on standard error what is not as it was asked for."""
+    """Print a warning on standard error."""
     click.echo(f"forerun: warning: {text}", err=True)
 
 

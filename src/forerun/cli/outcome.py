@@ -1,4 +1,4 @@
-"""Outcome of `forerun generate`, and the JSON object of it."""
+"""Outcome of `forerun generate`, and its JSON object."""
 
 from __future__ import annotations
 

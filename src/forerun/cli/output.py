@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Output that shows nothing; subclasses show a text and how it came.
+    """Output that shows nothing; subclasses show a text and the origin of its tokens.
 
     Attributes:
-        takes_logprobs: whether log probabilities reach who asks for them.
+        takes_logprobs: log probabilities reach the user.
     """
 
     takes_logprobs = True
 
     def __init__(self, *, marks: bool = True) -> None:
-        """Make an output that shows nothing; `marks` is of no use for it."""
+        """Make an output that shows nothing and ignores `marks`."""
 
     def prompt(self, text: str, *, apart: bool = False) -> None:
         """Take the prompt, to be shown by `start`.
@@ -32,7 +32,7 @@ class Output:
         """
 
     def start(self, *, legend: bool = True) -> None:
-        """Explain the marks, unless there will be none, and show the prompt before the first token."""
+        """Show the prompt, after the meaning of the marks if `legend` is true."""
 
     def event(self, event: TokenEvent) -> None:
         """Show the text that a token completes."""
@@ -41,21 +41,21 @@ class Output:
         """Show that a run of a comparison begins."""
 
     def end(self, text: str) -> None:
-        """Show the rest of a text, some tokens of which an interruption may have kept back."""
+        """Show the rest of a text: an interruption may have held back its last tokens."""
 
     def finish(self, outcome: Outcome, *, panel: bool = True) -> None:
-        """Show the rest of the text, and in a panel how it came."""
+        """Show the rest of the text and, in a panel, its statistics."""
 
 
 NewOutput = Callable[..., Output]
-"""A function that returns an output; with `marks=False` one for the text alone."""
+"""A function that returns an output; `marks=False` shows the text alone."""
 
 
 def visible_output(*, marks: bool = True) -> PlainOutput:
-    """Output on standard output, which is a terminal or a pipe.
+    """The output for standard output, a terminal or a pipe.
 
     Args:
-        marks: whether a terminal shows where tokens came from.
+        marks: show the origin of tokens in a terminal.
     """
     from forerun.cli.terminal import PlainOutput, TerminalOutput
 

@@ -75,7 +75,7 @@ def summary(outcome: Outcome) -> Panel:
 
 
 def drafting(stats: Stats, engine: Engine) -> str:
-    """In how many rounds something was drafted and, where it was not, why."""
+    """The number of rounds that drafted, and the reasons of the others."""
     reasons = {PlainReason(key): n for key, n in stats.num_plain_rounds_by_reason.items()}
     rounds = stats.num_target_forwards
     if not stats.num_drafts:

@@ -1,4 +1,4 @@
-"""Prompts: where their texts are read, and how a template makes one of them."""
+"""Prompts: reading their texts, and applying the chat template."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TemplateOptions:
 def read_prompt(
     text: str | None, file: str | None, messages: str | None
 ) -> str | list[dict[str, Any]]:
-    """The text or the messages that are given; `-` is standard input, as is nothing at all.
+    """The given text or messages; `-` or nothing at all stands for standard input.
 
     Args:
         text: the prompt.
@@ -104,7 +104,7 @@ def read_messages(file: str) -> list[dict[str, Any]]:
 
 
 def read_prediction(file: str | None) -> str:
-    """The output that is expected; empty without a file.
+    """The expected output; empty without a file.
 
     Raises:
         PromptError: for a file that cannot be read, is empty, too long or not text.
@@ -124,7 +124,7 @@ def make_prompt(
     *,
     raw: bool = False,
 ) -> SentPrompt:
-    """The prompt in the tokenizer's chat template; as it is without one, or if it is to be raw.
+    """The prompt in the tokenizer's chat template; unchanged without a template, or if `raw`.
 
     Raises:
         PromptError: for messages that the template refuses, and for messages without a template.
@@ -156,7 +156,7 @@ def make_prompt(
 
 
 def show_prompt(prompt: SentPrompt) -> None:
-    """Show a prompt on standard error; a terminal does not obey what is in it."""
+    """Show a prompt on standard error, with control characters made visible in a terminal."""
     from forerun.engine.text import VISIBLE
 
     text = prompt.text.translate(VISIBLE) if sys.stderr.isatty() else prompt.text

@@ -81,7 +81,7 @@ class Repl:
         }
 
     def run(self) -> int:
-        """Talk until the input ends; the exit code is 2 where something in a pipe was refused."""
+        """Talk until the input ends; the exit code is 2 if anything in a pipe was refused."""
         try:
             return self._talk()
         finally:
@@ -153,7 +153,7 @@ class Repl:
             raise PromptError("that line is not UTF-8 text; type it again.") from None
 
     def _take(self, line: str) -> None:
-        """Obey a command or answer a message; text of several lines or in three quotes is a message."""
+        """Run a command or answer a message; several lines, or text in three quotes, are a message."""
         text = line.strip()
         if "\n" not in text:
             if text.startswith(QUOTES):
@@ -167,7 +167,7 @@ class Repl:
             self._answer({"role": "user", "content": text})
 
     def _quoted(self, text: str) -> str:
-        """A message that begins with three quotes, read up to those that end it."""
+        """A message that begins with three quotes, read up to the closing ones."""
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
             more = self._read()
@@ -212,7 +212,7 @@ class Repl:
         self._say_given_up()
 
     def _say_given_up(self) -> None:
-        """Say which drafters are used no more, once of each, whatever numbers change later."""
+        """Say once of each drafter that was given up, whatever numbers change later."""
         policy = self._engine.policy
         for sentence in [] if policy is None else policy.given_up():
             kind = _NUMBER.sub("", sentence)
@@ -221,7 +221,7 @@ class Repl:
                 _say(sentence, dim=True)
 
     def _keep(self, question: dict[str, Any]) -> None:
-        """Remember the last answer, or what there is of it."""
+        """Remember the last answer, complete or not."""
         assert self._last is not None
         completion = self._last.run.completion
         if not completion.token_ids:
@@ -302,7 +302,7 @@ class Repl:
 
 
 def _read_setting(flag: Flag, text: str) -> Any:
-    """Value of a parameter from text; None of `none` where the parameter allows it.
+    """The value of a parameter from text; `none` is None if the parameter allows it.
 
     Raises:
         ValueError: saying what is wrong with it.

@@ -37,7 +37,7 @@ _ARGUMENT = "{}_argument"
 
 
 class Value(click.ParamType[Any]):
-    """Value of an option, read as its declaration says."""
+    """The type of an option, which reads values by the option's schema."""
 
     def __init__(self, flag: Flag) -> None:
         self.flag = flag
@@ -123,7 +123,7 @@ def _join(flag: Flag, ctx: click.Context, param: click.Parameter, value: Sequenc
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """A list as a flag takes it; integers that follow each other are a range."""
+    """A list as text for a flag; consecutive integers become a range."""
     if not all(isinstance(value, int) for value in values):
         return ",".join(f"{value:g}" if isinstance(value, float) else value for value in values)
     if len(values) > 2 and list(values) == list(range(values[0], values[-1] + 1)):
@@ -132,7 +132,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def read_given(ctx: click.Context, kind: type) -> Given:
-    """Options of a request that were given, and where.
+    """The given options of a request, with their sources.
 
     Raises:
         UsageError: for an argument that is missing, or given as a flag too.

@@ -1,4 +1,4 @@
-"""The rounds of a run for people: what each drafted, as a tree, and what of it was emitted."""
+"""The rounds of a run as text: the emitted tokens and the tree of drafted ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.engine.text import ON_ONE_LINE, Tokenizer
 
 
 def show_rounds(console: Console, rounds: Sequence[Round], tokenizer: Tokenizer | None) -> None:
-    """Draw all rounds of a run after the meaning of the marks; without a tokenizer tokens are ids."""
+    """Print the meaning of the marks and all rounds; without a tokenizer, tokens are ids."""
     legend = (f"{MARKS[key][0]}{text}{MARKS[key][1]}" for key, text in MEANINGS.items())
     console.print(" ".join(legend), highlight=False)
     for number, entry in enumerate(rounds, start=1):

@@ -20,8 +20,7 @@ _NONE: Mapping[str, str] = {}
 
 
 def open_session(file: str | None) -> Session | None:
-    """Contents of a session's file beside keys and values; None where there is no file yet, or none is
-    asked for.
+    """The session in a file, without keys and values; None without a file.
 
     Raises:
         ConfigError: for a file that could not be written.
@@ -40,7 +39,7 @@ def open_session(file: str | None) -> Session | None:
 
 
 def restore(engine: Engine, file: str | None, session: Session | None) -> None:
-    """Have an engine hold what a session holds, and check that it can save one.
+    """Load a session into an engine, and check that the engine can save one.
 
     Raises:
         ForerunError: as `Sessions.load` does.
@@ -69,7 +68,7 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
 
 
 def keep_what_there_is(engine: Engine, file: str | None) -> None:
-    """Write what was read and emitted before a run was stopped; what hinders that is said, not raised."""
+    """Save the session of a run that was stopped; an error is printed, not raised."""
     try:
         keep(engine, file)
     except ForerunError as error:

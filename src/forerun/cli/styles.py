@@ -1,4 +1,4 @@
-"""Styles that show where a token came from: colour and underline, or marks where there is no colour."""
+"""Styles by the origin of a token: colour and underline, or marks without colour."""
 
 from __future__ import annotations
 

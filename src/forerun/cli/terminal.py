@@ -42,7 +42,7 @@ class PlainOutput(Output):
             self.write(event.text, event.origin)
 
     def begin(self, label: str) -> None:
-        """Show the progress of a comparison on one line; no thread redraws it while runs are timed."""
+        """Show the progress of a comparison on one line, without a thread that would disturb timings."""
         if self.stderr.is_terminal:
             self.stderr.file.write(f"\r\x1b[2Kcomparing: {label}")
             self.stderr.file.flush()
@@ -69,8 +69,7 @@ class PlainOutput(Output):
             self.stderr.print(summary(outcome))
 
     def end(self, text: str) -> None:
-        """Write the rest of a text, some tokens of which an interruption may have kept back, and one
-        newline."""
+        """Write the rest of a text and a newline: an interruption may have held back its last tokens."""
         self.write(text[self._written :] + "\n", Origin.PLAIN)
 
     def write(self, text: str, origin: Origin) -> None:
@@ -97,7 +96,7 @@ class WordWrap:
         self._column, self._word = 0, list[Segment]()
 
     def wrapped(self, parts: Iterable[Segment], width: int) -> list[Segment]:
-        """Segments to write for the next ones of the text."""
+        """The next segments of the text, with line breaks."""
         pieces = (Segment(word, part.style) for part in parts for word in _WORDS.findall(part.text))
         placed = (segment for piece in pieces for segment in self._placed(piece, width))
         return list(Segment.simplify(placed))
@@ -121,11 +120,10 @@ class WordWrap:
 
 
 class TerminalOutput(PlainOutput):
-    """The prompt, dim, and text that shows where each token came from: styled or, where there is no
-    colour, between marks.
+    """Output in a terminal: the dim prompt, then text styled or marked by the origin of its tokens.
 
     Args:
-        marks: whether it shows where tokens came from.
+        marks: show the origin of tokens.
     """
 
     def __init__(
@@ -161,7 +159,7 @@ class TerminalOutput(PlainOutput):
                 self._mark(origin, line)
 
     def _mark(self, origin: Origin, line: str) -> None:
-        """Write a part of a line between the marks of its origin, which stay open until another's."""
+        """Write a part of a line; its mark stays open until a token of another origin follows."""
         if origin is not self._open:
             line = MARKS[self._open][1] + MARKS[origin][0] + line
             self._open = origin
@@ -175,7 +173,7 @@ class TerminalOutput(PlainOutput):
 
 
 def _shortened(prompt: str) -> str:
-    """A prompt with its middle left out where it is long."""
+    """The beginning and the end of a long prompt; a short one unchanged."""
     left = len(prompt) - 2 * _SHOWN_PART
     if left <= 0:
         return prompt
