@@ -9,12 +9,6 @@ from pathlib import Path
 from tests.helpers.documents import ROOT
 
 PACKAGE = ROOT / "src" / "forerun"
-# Names with two meanings, each clear where it stands.
-ALLOWED = {
-    "Choice",  # of OpenAI's API; of a policy
-    "Job",  # of the server; samples of diffusion, which shares nothing with it
-    "Limits",  # of the server's gate; of the hardware
-}
 
 
 def classes_of(path: Path) -> list[str]:
@@ -27,4 +21,4 @@ def test_a_class_name_stands_for_one_thing() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         for name in classes_of(path):
             files[name].append(path.relative_to(PACKAGE).as_posix())
-    assert {name: where for name, where in files.items() if len(where) > 1}.keys() == ALLOWED
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}

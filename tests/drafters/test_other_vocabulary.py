@@ -14,7 +14,7 @@ import forerun
 from forerun.core import Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.model.retokenizer import Translation
-from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
+from forerun.drafters.model.vocabulary import SharedVocabulary, SpelledVocabulary
 from forerun.errors import IncompatibleDraftError
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
@@ -76,7 +76,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("saved")
     ours, theirs = trained(60, LINES[:1] + LINES), trained(90, LINES[::-1])
     target, draft = network(len(ours), 0), network(len(theirs), 1)
-    shared = SharedVocabulary(Vocabulary(ours), Vocabulary(theirs), len(ours), len(theirs))
+    shared = SharedVocabulary(
+        SpelledVocabulary(ours), SpelledVocabulary(theirs), len(ours), len(theirs)
+    )
     assert len(shared.target_ids) < min(len(ours), len(theirs))
     tensors = target.state_dict()
     for key, tensor in draft.state_dict().items():

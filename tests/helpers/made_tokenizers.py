@@ -20,7 +20,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from forerun.drafters.model.retokenizer import Retokenizer
-from forerun.drafters.model.vocabulary import Vocabulary
+from forerun.drafters.model.vocabulary import SpelledVocabulary
 
 PROSE = [
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",
@@ -124,7 +124,7 @@ def opening(name: str) -> list[int]:
     return [1] if "marks" in name else []
 
 
-vocabulary_of = cache(Vocabulary)  # which nothing changes
+vocabulary_of = cache(SpelledVocabulary)  # which nothing changes
 
 
 def retokenizer_of(tokenizer: Any, draft_tokenizer: Any) -> Retokenizer:

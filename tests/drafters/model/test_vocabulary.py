@@ -14,7 +14,7 @@ from tokenizers import (
 )
 
 from forerun.drafters.model.retokenizer import Translation
-from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
+from forerun.drafters.model.vocabulary import SharedVocabulary, SpelledVocabulary
 from forerun.errors import IncompatibleDraftError
 from tests.helpers.made_tokenizers import (
     CODE,
@@ -31,7 +31,9 @@ from tests.helpers.made_tokenizers import (
 
 
 def shared_by(target: Any, draft: Any, *sizes: int) -> SharedVocabulary:
-    return SharedVocabulary(Vocabulary(target), Vocabulary(draft), *(sizes or (999, 999)))
+    return SharedVocabulary(
+        SpelledVocabulary(target), SpelledVocabulary(draft), *(sizes or (999, 999))
+    )
 
 
 @pairs
@@ -138,6 +140,6 @@ def test_tokenizers_that_cannot_be_read_are_refused() -> None:
     pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     pieces.decoder = decoders.WordPiece()
     with pytest.raises(IncompatibleDraftError, match=r"WordPiece .*'ngram'"):
-        Vocabulary(fast(pieces))
+        SpelledVocabulary(fast(pieces))
     with pytest.raises(IncompatibleDraftError, match=r"object .*tokenizer\.json"):
-        Vocabulary(object())
+        SpelledVocabulary(object())

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from forerun.drafters.model.vocabulary import SharedVocabulary, Vocabulary
+from forerun.drafters.model.vocabulary import SharedVocabulary, SpelledVocabulary
 
 # Number of draft tokens at the end of a text that may still change as it grows. Few words are longer.
 _OPEN = 16
@@ -48,7 +48,9 @@ class Retokenizer:
         draft_vocab_size: number of tokens that the draft model itself knows.
     """
 
-    def __init__(self, ours: Vocabulary, theirs: Vocabulary, draft_vocab_size: int) -> None:
+    def __init__(
+        self, ours: SpelledVocabulary, theirs: SpelledVocabulary, draft_vocab_size: int
+    ) -> None:
         self._size, self._target, self._draft = draft_vocab_size, ours, theirs
         self._tokenizer = _continuing(theirs.description)
         self._special = _paired_specials(ours, theirs)
@@ -160,13 +162,13 @@ class Translation:
         target_vocab_size: int,
         draft_vocab_size: int,
     ) -> None:
-        ours, theirs = Vocabulary(tokenizer), Vocabulary(draft_tokenizer)
+        ours, theirs = SpelledVocabulary(tokenizer), SpelledVocabulary(draft_tokenizer)
         self.shared = SharedVocabulary(ours, theirs, target_vocab_size, draft_vocab_size)
         self.shared.check(name)
         self.retokenizer = Retokenizer(ours, theirs, draft_vocab_size)
 
 
-def _paired_specials(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
+def _paired_specials(ours: SpelledVocabulary, theirs: SpelledVocabulary) -> dict[int, int]:
     """The draft's special token for each of the target's that is written alike, and for the ends of text."""
     numbers = {content: number for number, content in theirs.special.items()}
     pairs = {

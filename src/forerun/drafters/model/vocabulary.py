@@ -29,7 +29,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPELLED = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
-class Vocabulary:
+class SpelledVocabulary:
     """The bytes of each token of a tokenizer.
 
     Args:
@@ -82,7 +82,11 @@ class SharedVocabulary:
     """
 
     def __init__(
-        self, ours: Vocabulary, theirs: Vocabulary, target_vocab_size: int, draft_vocab_size: int
+        self,
+        ours: SpelledVocabulary,
+        theirs: SpelledVocabulary,
+        target_vocab_size: int,
+        draft_vocab_size: int,
     ) -> None:
         self.target_vocab_size = target_vocab_size
         self.sizes = (len(ours.ordinary), len(theirs.ordinary))
