@@ -52,6 +52,9 @@ DecoderShape shape_of(const nb::dict& v) {
   s.max_context = take<std::int64_t>(v, "max_context");
   s.norm_eps = take<float>(v, "norm_eps");
   s.activation = activation_named(take<std::string>(v, "activation"));
+  s.experts = take<std::int64_t>(v, "num_experts");
+  s.experts_used = take<std::int64_t>(v, "experts_per_token");
+  s.norm_topk = take<bool>(v, "norm_topk_prob");
   s.gated = take<bool>(v, "gated");
   s.layer_norm = take<bool>(v, "layer_norm");
   const std::string head_norm = take<std::string>(v, "query_key_norm");

@@ -43,9 +43,12 @@ std::size_t Decoder::weight_bytes() const {
 std::size_t Decoder::layer_bytes() const {
   std::size_t bytes = 0;
   for (const DecoderLayer& layer : weights_->layers) {
-    for (const Linear* part :
-         {&layer.attention.qkv, &layer.attention.output, &layer.mlp.up, &layer.mlp.down})
+    for (const Linear* part : {&layer.attention.qkv, &layer.attention.output, &layer.mlp.up,
+                               &layer.mlp.down, &layer.experts.router})
       bytes += part->bytes();
+    std::size_t experts = 0;
+    for (const Mlp& expert : layer.experts.each) experts += expert.up.bytes() + expert.down.bytes();
+    if (experts > 0) bytes += experts * size(shape().experts_used) / layer.experts.each.size();
   }
   return bytes;
 }

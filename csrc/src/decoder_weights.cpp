@@ -98,6 +98,9 @@ void DecoderWeights::check() const {
     if (layer.rope < -1 || layer.rope >= ropes)
       throw std::invalid_argument("a layer has a rotary embedding that is not there");
   }
+  if (shape.experts < 0 || shape.experts > (1 << 20) || shape.experts_used > shape.experts ||
+      (shape.experts > 0 && (shape.experts_used < 1 || shape.mlp_bias)))
+    throw std::invalid_argument("a token goes through one or more of all experts, without biases");
   if (shape.parallel && !(shape.norm_before && !shape.norm_after))
     throw std::invalid_argument("attention and MLP beside each other need a norm before them");
 }
@@ -136,6 +139,9 @@ void DecoderWeights::make_layer(DecoderLayer& layer, const LayerShape& each) {
   attention.output.bias.resize(size_if(shape.output_bias, shape.hidden));
   layer.mlp.activation = shape.activation;
   layer.mlp.gated = shape.gated;
+  layer.experts.each.assign(static_cast<std::size_t>(shape.experts), layer.mlp);
+  layer.experts.used = shape.experts_used;
+  layer.experts.norm_topk = shape.norm_topk;
   layer.mlp.up.bias.resize(size_if(shape.mlp_bias, shape.up_rows()));
   layer.mlp.down.bias.resize(size_if(shape.mlp_bias, shape.hidden));
 }
@@ -145,9 +151,9 @@ void DecoderWeights::make_vectors() {
   make_norm(norm, shape);
 }
 
-// Of the parts of a matrix that have one format each.
-std::vector<MatrixShape> DecoderWeights::shapes_of(const std::string& name, std::int64_t rows,
-                                                   std::int64_t cols) const {
+// Of the parts of some rows of a matrix that have one format each.
+std::vector<MatrixShape> DecoderWeights::shapes_of(const std::string& name, std::int64_t first,
+                                                   std::int64_t rows, std::int64_t cols) const {
   const auto own = shape.precisions.find(name);
   if (own == shape.precisions.end()) {
     const bool is_head = name == (shape.tied ? "embedding.weight" : "head.weight");
@@ -155,12 +161,15 @@ std::vector<MatrixShape> DecoderWeights::shapes_of(const std::string& name, std:
     return {MatrixShape::make(usual, rows, cols, usual == shape.precision ? shape.group : 0)};
   }
   std::vector<MatrixShape> parts;
+  const std::int64_t stop = first + rows;
+  std::int64_t begin = 0;
   for (const RowsFormat& part : own->second) {
-    parts.push_back(MatrixShape::make(part.precision, part.rows, cols, shape.group));
-    rows -= part.rows;
+    const std::int64_t some = std::min(begin + part.rows, stop) - std::max(begin, first);
+    if (some > 0) parts.push_back(MatrixShape::make(part.precision, some, cols, shape.group));
+    rows -= std::max<std::int64_t>(some, 0);
+    begin += part.rows;
   }
-  if (rows != 0 || parts.empty())
-    throw std::invalid_argument("the formats of " + name + " are not of all its rows");
+  if (rows != 0) throw std::invalid_argument("the formats of " + name + " are not of all its rows");
   return parts;
 }
 
@@ -168,8 +177,8 @@ void DecoderWeights::make_matrices() {
   const std::int64_t mixed = shape.heads * shape.head_dim;
   std::vector<std::pair<PackedMatrix*, MatrixShape>> all;  // in the order of use
   const auto add = [&](Linear& linear, const std::string& name, std::int64_t rows,
-                       std::int64_t cols, bool stacked = false) {
-    const std::vector<MatrixShape> parts = shapes_of(name, rows, cols);
+                       std::int64_t cols, bool stacked = false, std::int64_t first = 0) {
+    const std::vector<MatrixShape> parts = shapes_of(name, first, rows, cols);
     if (parts.size() > 1 && !stacked)
       throw std::invalid_argument(name + " is one matrix and takes one format");
     linear.more.resize(parts.size() - 1);
@@ -181,9 +190,21 @@ void DecoderWeights::make_matrices() {
     DecoderLayer& layer = layers[i];
     add(layer.attention.qkv, prefix + ".qkv.weight", shape.qkv_rows(), shape.hidden, true);
     add(layer.attention.output, prefix + ".output.weight", shape.hidden, mixed);
-    const char* up = shape.gated ? ".gate_up.weight" : ".up.weight";
-    add(layer.mlp.up, prefix + up, shape.up_rows(), shape.hidden, true);
-    add(layer.mlp.down, prefix + ".down.weight", shape.hidden, shape.intermediate);
+    const std::string up = prefix + (shape.gated ? ".gate_up.weight" : ".up.weight");
+    const std::string down = prefix + ".down.weight";
+    if (shape.experts == 0) {
+      add(layer.mlp.up, up, shape.up_rows(), shape.hidden, true);
+      add(layer.mlp.down, down, shape.hidden, shape.intermediate);
+      continue;
+    }
+    // Rounding would choose other experts.
+    all.emplace_back(&layer.experts.router.matrix,
+                     MatrixShape::make(Precision::fp32, shape.experts, shape.hidden));
+    for (std::int64_t k = 0; k < shape.experts; ++k) {
+      Mlp& expert = layer.experts.each[static_cast<std::size_t>(k)];
+      add(expert.up, up, shape.up_rows(), shape.hidden, true, k * shape.up_rows());
+      add(expert.down, down, shape.hidden, shape.intermediate, false, k * shape.hidden);
+    }
   }
   add(head, shape.tied ? "embedding.weight" : "head.weight", shape.vocab, shape.hidden);
   const auto table = shape.precisions.find("embedding.weight");
@@ -202,17 +223,27 @@ void DecoderWeights::make_matrices() {
 
 namespace {
 
+void append(NamedWeight& weight, Linear& linear) {
+  weight.parts.push_back(&linear.matrix);
+  for (PackedMatrix& part : linear.more) weight.parts.push_back(&part);
+}
+
+// A matrix of each expert, or that of the one MLP.
+void append(NamedWeight& weight, DecoderLayer& layer, Linear Mlp::* part) {
+  for (Mlp& expert : layer.experts.each) append(weight, expert.*part);
+  if (layer.experts.each.empty()) append(weight, layer.mlp.*part);
+}
+
 NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
   SelfAttention& attention = layer.attention;
   Mlp& mlp = layer.mlp;
-  const std::pair<const char*, Linear*> matrices[] = {{"qkv.weight", &attention.qkv},
-                                                      {"output.weight", &attention.output},
-                                                      {"gate_up.weight", &mlp.up},
-                                                      {"up.weight", &mlp.up},
-                                                      {"down.weight", &mlp.down}};
-  for (const auto& [name, linear] : matrices) {
-    if (rest == name) return {linear, nullptr, nullptr};
-  }
+  NamedWeight matrix;
+  if (rest == "qkv.weight") append(matrix, attention.qkv);
+  if (rest == "output.weight") append(matrix, attention.output);
+  if (rest == "gate_up.weight" || rest == "up.weight") append(matrix, layer, &Mlp::up);
+  if (rest == "down.weight") append(matrix, layer, &Mlp::down);
+  if (rest == "router.weight" && !layer.experts.each.empty()) append(matrix, layer.experts.router);
+  if (!matrix.parts.empty()) return matrix;
   const std::pair<const char*, std::vector<float>*> vectors[] = {
       {"input_norm.weight", &layer.input_norm.weight},
       {"input_norm.bias", &layer.input_norm.bias},
@@ -230,7 +261,7 @@ NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
       {"up.bias", &mlp.up.bias},
       {"down.bias", &mlp.down.bias}};
   for (const auto& [name, vector] : vectors) {
-    if (rest == name && !vector->empty()) return {nullptr, nullptr, vector};
+    if (rest == name && !vector->empty()) return {{}, nullptr, vector};
   }
   return {};
 }
@@ -243,15 +274,15 @@ NamedWeight DecoderWeights::find(const std::string& name) {
   if (index >= 0)
     return index < shape.layers ? weight_in(layers[static_cast<std::size_t>(index)], rest)
                                 : NamedWeight{};
-  if (name == "norm.weight") return {nullptr, nullptr, &norm.weight};
-  if (name == "norm.bias" && shape.layer_norm) return {nullptr, nullptr, &norm.bias};
+  if (name == "norm.weight") return {{}, nullptr, &norm.weight};
+  if (name == "norm.bias" && shape.layer_norm) return {{}, nullptr, &norm.bias};
   if (name == "embedding.weight") {
-    if (shape.tied) return {&head, nullptr, nullptr};
-    if (embedding.rows == 0) return {&packed_embedding, nullptr, nullptr};
-    return {nullptr, &embedding, nullptr};
+    if (shape.tied) return {{&head.matrix}, nullptr, nullptr};
+    if (embedding.rows == 0) return {{&packed_embedding.matrix}, nullptr, nullptr};
+    return {{}, &embedding, nullptr};
   }
-  if (name == "head.weight" && !shape.tied) return {&head, nullptr, nullptr};
-  if (name == "positions.weight" && shape.learned_positions) return {nullptr, &positions, nullptr};
+  if (name == "head.weight" && !shape.tied) return {{&head.matrix}, nullptr, nullptr};
+  if (name == "positions.weight" && shape.learned_positions) return {{}, &positions, nullptr};
   return {};
 }
 
@@ -260,10 +291,10 @@ namespace {
 // Throws std::invalid_argument unless rows of a weight are there and as long as `cols`.
 void check_rows(const std::string& name, const NamedWeight& weight, std::int64_t first,
                 std::int64_t count, std::int64_t cols) {
-  std::int64_t rows = 1;
+  std::int64_t rows = 0;
   std::int64_t expected = 0;
-  if (weight.linear != nullptr)
-    rows = weight.linear->rows(), expected = weight.linear->matrix.shape().cols;
+  for (const PackedMatrix* part : weight.parts)
+    rows += part->shape().rows, expected = part->shape().cols;
   if (weight.table != nullptr) rows = weight.table->rows, expected = weight.table->cols;
   // A vector may come in parts (the biases of q, k and v): its "rows" are its values.
   if (weight.vector != nullptr)
@@ -280,17 +311,16 @@ void check_rows(const std::string& name, const NamedWeight& weight, std::int64_t
 // Packs rows [first, first + count) of a matrix on all threads, by pack(part, first row in it, rows
 // before, rows) for each of its parts; an error names the weight.
 template <class Pack>
-void pack_named(const std::string& name, Linear& linear, std::int64_t first, std::int64_t count,
-                ThreadPool& pool, Pack pack) {
+void pack_named(const std::string& name, const NamedWeight& weight, std::int64_t first,
+                std::int64_t count, ThreadPool& pool, Pack pack) {
   const Forward forward(pool);
   std::int64_t begin = 0;
-  for (std::size_t i = 0; i <= linear.more.size(); ++i) {
-    PackedMatrix& part = i == 0 ? linear.matrix : linear.more[i - 1];
-    const std::int64_t end = begin + part.shape().rows;
+  for (PackedMatrix* part : weight.parts) {
+    const std::int64_t end = begin + part->shape().rows;
     const std::int64_t from = std::max(first, begin);
     const std::int64_t rows = std::min(first + count, end) - from;
     try {
-      if (rows > 0) pack(part, from - begin, from - first, rows);
+      if (rows > 0) pack(*part, from - begin, from - first, rows);
     } catch (const std::domain_error& error) {
       throw std::domain_error(name + ": " + error.what());
     }
@@ -308,7 +338,7 @@ void Decoder::load(const std::string& name, std::int64_t first, std::int64_t cou
   if (weight.vector != nullptr)
     return read_values(data, type, 0, count, weight.vector->data() + first);
   const std::size_t row_bytes = static_cast<std::size_t>(cols) * (type == SourceType::fp32 ? 4 : 2);
-  pack_named(name, *weight.linear, first, count, pool,
+  pack_named(name, weight, first, count, pool,
              [&](PackedMatrix& part, std::int64_t at, std::int64_t before, std::int64_t rows) {
                const auto* from = static_cast<const std::uint8_t*>(data);
                pack_rows(part, at, rows, from + static_cast<std::size_t>(before) * row_bytes, type,
@@ -320,8 +350,8 @@ void Decoder::load_codes(const std::string& name, std::int64_t first, std::int64
                          std::int64_t cols, const CodedRows& rows, ThreadPool& pool) {
   const NamedWeight weight = weights_->find(name);
   check_rows(name, weight, first, count, cols);
-  if (weight.linear == nullptr) throw std::invalid_argument(name + " is not a matrix");
-  pack_named(name, *weight.linear, first, count, pool,
+  if (weight.parts.empty()) throw std::invalid_argument(name + " is not a matrix");
+  pack_named(name, weight, first, count, pool,
              [&](PackedMatrix& part, std::int64_t at, std::int64_t before, std::int64_t n) {
                pack_codes(part, at, n, rows.from(before, part.shape()), pool);
              });

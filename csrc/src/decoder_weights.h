@@ -28,7 +28,7 @@ struct Table {
 
 // What a name stands for: one of the three, or nothing.
 struct NamedWeight {
-  Linear* linear = nullptr;
+  std::vector<PackedMatrix*> parts;  // of a matrix, whose rows follow each other
   Table* table = nullptr;
   std::vector<float>* vector = nullptr;
 };
@@ -54,7 +54,7 @@ struct DecoderWeights {
   void make_layer(DecoderLayer& layer, const LayerShape& each);
   void make_vectors();
   void make_matrices();
-  std::vector<MatrixShape> shapes_of(const std::string& name, std::int64_t rows,
+  std::vector<MatrixShape> shapes_of(const std::string& name, std::int64_t first, std::int64_t rows,
                                      std::int64_t cols) const;
 };
 

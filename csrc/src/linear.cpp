@@ -39,10 +39,12 @@ struct Product {
   LinearOptions options;
   int threads;
   std::int64_t packed_blocks;  // of a gate's results, so many are packed together; 0: stored
+  const std::uint8_t* following = nullptr;  // what the thread's share goes on with, if given
 
   // Where the stream goes on after a thread's share: in its share of the next matrix, or nowhere:
   // with the last block again, which is in the cache.
   const std::uint8_t* afterwards(const Range& range) const {
+    if (following != nullptr) return following;
     if (options.next == nullptr) return weights.block(range.end - 1);
     return options.next->block(options.next->shape().blocks() * range.thread / threads);
   }
@@ -250,6 +252,31 @@ void check(const MatrixShape& w, const Activations& tokens, std::int64_t y_strid
     throw std::invalid_argument("the result's stride is shorter than its rows");
 }
 
+FloatMode::Subnormals subnormals_of(const MatrixShape& shape) {
+  return shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
+                                            : FloatMode::Subnormals::ieee;
+}
+
+// Blocks that a thread takes at a time.
+std::int64_t grain_of(const Product& p) {
+  const MatrixShape& shape = p.weights.shape();
+  const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + p.x.tokens() / 4);
+  const std::int64_t least = kChunkBytes / chunk / (p.options.gate != nullptr ? 2 : 1);
+  // Whole calls, but of streams a part is as good.
+  const KernelSet& kernels = p.x.kernels();
+  const std::int64_t call =
+      kernels.streams_blocks ? kernels.max_blocks : blocks_at_once(shape, p.x);
+  return std::max<std::int64_t>(least / call, 1) * call;
+}
+
+std::int64_t blocks_of(const Product& p) {
+  return p.weights.shape().blocks() / (p.options.gate != nullptr ? 2 : 1);
+}
+
+void run_part(const Product& p, const Range& range) {
+  p.options.gate != nullptr ? run_gated(p, range) : run_blocks(p, range);
+}
+
 }  // namespace
 
 bool packs_at_once(const Activations& x, const MatrixShape& then, const ThreadPool& pool) {
@@ -264,33 +291,52 @@ void linear(const PackedMatrix& weights, const Activations& x, float* y, std::in
             ThreadPool& pool, const LinearOptions& options) {
   const MatrixShape& shape = weights.shape();
   check(shape, x, y_stride, options);
-  const auto subnormals = shape.precision == Precision::bf16 ? FloatMode::Subnormals::flush
-                                                             : FloatMode::Subnormals::ieee;
-  const bool gated = options.gate != nullptr;
   Product product{weights, weights.block(0), x, y, y_stride, options, pool.size(), 0};
   if (options.packed != nullptr) {
     options.packed->resize(x.tokens(), shape.rows / 2, pool);
     product.packed_blocks = options.packed->shape().unit_columns() / kBlockRows;
   }
-  const auto chunk = static_cast<std::int64_t>(shape.block_bytes()) * (1 + x.tokens() / 4);
-  const std::int64_t least = kChunkBytes / chunk / (gated ? 2 : 1);
-  // Whole calls, but of streams a part is as good.
-  const std::int64_t call =
-      x.kernels().streams_blocks ? x.kernels().max_blocks : blocks_at_once(shape, x);
-  const std::int64_t grain = std::max<std::int64_t>(least / call, 1) * call;
-  const std::int64_t blocks = shape.blocks() / (gated ? 2 : 1);
+  const std::int64_t blocks = blocks_of(product);
   const std::int64_t part = std::max<std::int64_t>(product.packed_blocks, 1);
   // By value: other threads then find it behind one address.
-  const auto share = [product, gated, subnormals, blocks, part](ThreadPool::Ranges& ranges) {
-    const FloatMode mode(subnormals);
+  const auto share = [product, blocks, part](ThreadPool::Ranges& ranges) {
+    const FloatMode mode(subnormals_of(product.weights.shape()));
     const KernelScope scope(product.x);
     const auto block = [&](std::int64_t i) { return std::min(i * part, blocks); };
     for (Range r; ranges.next(r);) {
       const Range range = {r.thread, block(r.begin), block(r.end), block(r.stop)};
-      gated ? run_gated(product, range) : run_blocks(product, range);
+      run_part(product, range);
     }
   };
-  pool.for_shares((blocks + part - 1) / part, std::max<std::int64_t>(grain / part, 1), share);
+  pool.for_shares((blocks + part - 1) / part, std::max<std::int64_t>(grain_of(product) / part, 1),
+                  share);
+}
+
+void linear(const std::vector<Factors>& products, std::int64_t y_stride, ThreadPool& pool,
+            const LinearOptions& options) {
+  std::vector<Product> all;
+  std::vector<std::int64_t> ends;  // of the products, in blocks
+  std::int64_t grain = 1;
+  std::int64_t end = 0;
+  for (const auto& [weights, x, y] : products) {
+    check(weights->shape(), *x, y_stride, options);
+    all.push_back({*weights, weights->block(0), *x, y, y_stride, options, pool.size(), 0});
+    grain = std::max(grain, grain_of(all.back()));
+    ends.push_back(end += blocks_of(all.back()));
+  }
+  pool.for_ranges(end, grain, [&](const Range& r) {
+    auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), r.begin) -
+                                      ends.begin());
+    for (std::int64_t at = r.begin; at < r.end; at = ends[i++]) {
+      Product product = all[i];
+      const std::int64_t begin = ends[i] - blocks_of(product);
+      if (r.stop > ends[i]) product.following = all[i + 1].weights.block(0);
+      const FloatMode mode(subnormals_of(product.weights.shape()));
+      const KernelScope scope(product.x);
+      run_part(product, {r.thread, at - begin, std::min(r.end, ends[i]) - begin,
+                         std::min(r.stop, ends[i]) - begin});
+    }
+  });
 }
 
 }  // namespace forerun::cpu

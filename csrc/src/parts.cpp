@@ -102,14 +102,14 @@ void Norm::run(const float* x, std::int64_t tokens, float* y, Level limit, Threa
 }
 
 std::int64_t Linear::rows() const {
-  std::int64_t rows = matrix.shape().rows;
-  for (const PackedMatrix& part : more) rows += part.shape().rows;
+  std::int64_t rows = 0;
+  for_parts([&](const PackedMatrix& part) { rows += part.shape().rows; });
   return rows;
 }
 
 std::size_t Linear::bytes() const {
-  std::size_t bytes = matrix.shape().bytes();
-  for (const PackedMatrix& part : more) bytes += part.shape().bytes();
+  std::size_t bytes = 0;
+  for_parts([&](const PackedMatrix& part) { bytes += part.shape().bytes(); });
   return bytes;
 }
 
@@ -119,13 +119,12 @@ void Linear::run(const float* x, std::int64_t tokens, float* y, ActivationSet& a
   const PackedMatrix* next = options.next;
   const std::int64_t stride = rows();
   std::int64_t first = 0;
-  for (std::size_t i = 0; i <= more.size(); ++i) {
-    const PackedMatrix& part = i == 0 ? matrix : more[i - 1];
+  for_parts([&](const PackedMatrix& part) {
     options.bias = bias.empty() ? nullptr : bias.data() + first;
-    options.next = i < more.size() ? &more[i] : next;
+    options.next = &part == &more.back() ? next : &part == &matrix ? more.data() : &part + 1;
     linear(part, activations.pack(part.shape(), x, tokens, pool), y + first, stride, pool, options);
     first += part.shape().rows;
-  }
+  });
 }
 
 void Linear::run(const Activations& x, float* y, ThreadPool& pool, LinearOptions options) const {
@@ -286,24 +285,18 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
     run.cache.summarize(index, mask.row, head, mask.orderly_tiles());
 }
 
-namespace {
-
-// What a product does to its two halves at once; null for other activations.
-Gate gate_of(Activation activation, const VectorOps& ops) {
-  if (activation == Activation::silu) return ops.silu_mul;
-  return activation == Activation::gelu_tanh ? ops.gelu_tanh_mul : nullptr;
+Gate Mlp::gate(Level limit) const {
+  if (!gated || !up.more.empty() || down.matrix.shape().cols % kBlockRows != 0) return nullptr;
+  if (activation == Activation::silu) return vector_ops(limit).silu_mul;
+  return activation == Activation::gelu_tanh ? vector_ops(limit).gelu_tanh_mul : nullptr;
 }
-
-}  // namespace
 
 // The inner values for x, packed for `down`.
 const Activations& Mlp::inner(LayerRun& run, const float* x, std::int64_t tokens) const {
   LayerSpace& space = run.space;
   const MatrixShape& then = down.matrix.shape();
   const std::int64_t size = then.cols;
-  LinearOptions options = {nullptr, false, &down.matrix};
-  if (gated && size % kBlockRows == 0 && up.more.empty())
-    options.gate = gate_of(activation, vector_ops(space.limit));
+  LinearOptions options = {nullptr, false, &down.matrix, gate(space.limit)};
   space.inner.reserve(tokens * size);
   float* y = space.inner.data();
   if (options.gate != nullptr) {
@@ -339,7 +332,7 @@ const float* DecoderLayer::normed(LayerRun& run, const Norm& norm, const float* 
 
 void DecoderLayer::add_branch(LayerRun& run, const Norm& after, float* x) const {
   if (adds_at_once(after)) return;
-  const std::int64_t hidden = mlp.down.matrix.shape().rows;
+  const std::int64_t hidden = attention.output.rows();
   const std::int64_t tokens = run.tokens.count();
   const VectorOps& ops = vector_ops(run.space.limit);
   float* branch = run.space.branch.data();
@@ -357,13 +350,16 @@ void DecoderLayer::run(LayerRun& run, std::int64_t index, float* x,
   const bool attention_adds = adds_at_once(post_attention_norm);
   const bool mlp_adds = adds_at_once(post_mlp_norm);
   Floats& branch = run.space.branch;
-  if (!attention_adds || !mlp_adds)
-    branch.reserve(run.tokens.count() * mlp.down.matrix.shape().rows);
+  if (!attention_adds || !mlp_adds) branch.reserve(run.tokens.count() * attention.output.rows());
+  const bool dense = experts.each.empty();
+  const PackedMatrix& then = dense ? mlp.up.matrix : experts.router.matrix;
   const float* in = normed(run, input_norm, x);
-  attention.run(run, index, in, attention_adds ? x : branch.data(), attention_adds, &mlp.up.matrix);
+  attention.run(run, index, in, attention_adds ? x : branch.data(), attention_adds, &then);
   add_branch(run, post_attention_norm, x);
   if (!parallel) in = normed(run, mlp_norm, x);
-  mlp.run(run, in, mlp_adds ? x : branch.data(), mlp_adds, next);
+  float* to = mlp_adds ? x : branch.data();
+  if (dense) mlp.run(run, in, to, mlp_adds, next);
+  else experts.run(run, in, to, mlp_adds);
   add_branch(run, post_mlp_norm, x);
 }
 

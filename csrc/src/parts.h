@@ -65,6 +65,11 @@ struct Linear {
   std::vector<PackedMatrix> more;  // of the rows after it, in other formats
   std::vector<float> bias;
 
+  template <class Body>
+  void for_parts(const Body& body) const {
+    body(matrix);
+    for (const PackedMatrix& part : more) body(part);
+  }
   std::int64_t rows() const;
   std::size_t bytes() const;
 
@@ -81,6 +86,21 @@ struct Linear {
 void activate(Activation activation, bool gated, const float* x, std::int64_t tokens,
               std::int64_t size, float* y, Level limit, ThreadPool& pool);
 
+// Which experts the tokens of a forward go through, and what they compute in. A route is a token on
+// its way through one expert; routes are sorted by expert, then by token.
+struct ExpertSpace {
+  Floats products;                   // [tokens, experts], of the router
+  Floats weights;                    // [tokens, used]
+  std::vector<std::int64_t> chosen;  // [tokens, used], rising
+  std::vector<std::int64_t> begin;   // by expert, of its routes, and their end
+  std::vector<std::int64_t> tokens;  // by route
+  std::vector<std::int64_t> routes;  // [tokens, used]
+  Floats up;                         // by route
+  Floats inner;
+  Floats out;
+  std::vector<ActivationSet> packed;  // by expert
+};
+
 // What the layers of a model compute in; kept between forwards.
 struct LayerSpace {
   explicit LayerSpace(Level level) : activations(level), packed_inner(level), limit(level) {}
@@ -93,6 +113,7 @@ struct LayerSpace {
   Floats inner;   // [some tokens, intermediate], where it is not packed at once
   ActivationSet activations;
   ActivationSet packed_inner;  // written while `activations` are read
+  ExpertSpace experts;
   std::unique_ptr<Attention> attention;
   Level limit;
 };
@@ -140,12 +161,33 @@ struct Mlp {
   Linear up;  // gate and up, where gated
   Linear down;
 
+  // What the first product does to its two halves at once; null where it does nothing.
+  Gate gate(Level limit) const;
   // y = the output for x, [tokens, hidden] both, or += it.
   void run(LayerRun& run, const float* x, float* y, bool accumulate,
            const PackedMatrix* next) const;
 
  private:
   const Activations& inner(LayerRun& run, const float* x, std::int64_t tokens) const;
+};
+
+// MLPs of which each token goes through a few, by the products of a router. A forward groups its
+// tokens by expert, so that each one that is chosen is read once; what a token gets is added up by
+// rising expert, whoever else chose it.
+struct Experts {
+  Linear router;  // [experts, hidden]
+  std::vector<Mlp> each;
+  std::int64_t used = 1;   // by each token: those of the largest products, of equals the first
+  bool norm_topk = false;  // whether the weights of those that are used sum to one
+
+  // y = the output for x, [tokens, hidden] both, or += it.
+  void run(LayerRun& run, const float* x, float* y, bool accumulate) const;
+
+ private:
+  void choose(const float* products, std::int64_t* experts, float* weights) const;
+  void route(LayerRun& run, const float* x) const;
+  void multiply(LayerRun& run, Linear Mlp::* part, const float* x, bool of_tokens, float* y,
+                Gate gate) const;
 };
 
 // x += residual_scale * norm(attention(norm(x))), then the same with the MLP. A norm without
@@ -156,6 +198,7 @@ struct DecoderLayer {
   Norm post_attention_norm;
   Norm mlp_norm;
   Mlp mlp;
+  Experts experts;  // instead of the MLP, where there are any
   Norm post_mlp_norm;
   bool parallel = false;  // the MLP reads what the attention reads
   float residual_scale = 1.0f;

@@ -99,6 +99,7 @@ inline void check_chains(Random& random, ThreadPool* (&pools)[3], Level level) {
   if (coin(random)) {
     shape.vocab = between(random, 6000, 12000);
     shape.hidden = between(random, 1, 24);
+    shape.precisions.clear();
   }
   const auto decoder = random_decoder(shape, level, random, *pools[2]);
   const std::int64_t vocab = shape.vocab + between(random, -2, 5);

@@ -1,6 +1,7 @@
 // Decoders of random shape and weights.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -23,9 +24,10 @@ inline void mix_precisions(DecoderShape& s, Random& random) {
   for (std::int64_t i = 0; i < s.layers; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
     mix(at + "qkv.weight", s.qkv_rows(), true);
-    mix(at + (s.gated ? "gate_up.weight" : "up.weight"), s.up_rows(), true);
+    const std::int64_t mlps = std::max<std::int64_t>(s.experts, 1);
+    mix(at + (s.gated ? "gate_up.weight" : "up.weight"), mlps * s.up_rows(), true);
     mix(at + "output.weight", s.hidden, false);
-    mix(at + "down.weight", s.hidden, false);
+    mix(at + "down.weight", mlps * s.hidden, false);
   }
   mix("embedding.weight", s.vocab, false);
   mix("head.weight", s.vocab, false);
@@ -54,7 +56,10 @@ inline DecoderShape random_shape(Random& random) {
   s.query_key_norm = static_cast<HeadNorm>(between(random, 0, 2));
   s.qkv_bias = coin(random);
   s.output_bias = coin(random);
-  s.mlp_bias = coin(random);
+  s.experts = coin(random) ? between(random, 1, 9) : 0;
+  s.experts_used = std::min<std::int64_t>(s.experts, between(random, 1, 4));
+  s.norm_topk = coin(random);
+  s.mlp_bias = s.experts == 0 && coin(random);
   s.tied = coin(random);
   s.learned_positions = coin(random);
   for (std::int64_t k = between(random, 0, 2); k > 0; --k) {
@@ -119,9 +124,11 @@ inline std::unique_ptr<Decoder> random_decoder(const DecoderShape& s, Level leve
     put(s.qkv_bias, at + "qkv.bias", s.qkv_rows(), 1);
     put(true, at + "output.weight", s.hidden, s.heads * s.head_dim);
     put(s.output_bias, at + "output.bias", s.hidden, 1);
-    put(true, at + "gate_up.weight", s.up_rows(), s.hidden);
+    const std::int64_t mlps = std::max<std::int64_t>(s.experts, 1);
+    put(s.experts > 0, at + "router.weight", s.experts, s.hidden);
+    put(true, at + "gate_up.weight", mlps * s.up_rows(), s.hidden);
     put(s.mlp_bias, at + "gate_up.bias", s.up_rows(), 1);
-    put(true, at + "down.weight", s.hidden, s.intermediate);
+    put(true, at + "down.weight", mlps * s.hidden, s.intermediate);
     put(s.mlp_bias, at + "down.bias", s.hidden, 1);
   }
   return decoder;

@@ -44,6 +44,7 @@ from forerun.bench.roofline.rows import (
     Roofline,
     Subject,
     Turn,
+    experts_note,
     free_tokens,
 )
 from forerun.costs.forwards import Limits, Traffic
@@ -250,6 +251,14 @@ def test_without_the_instruction_the_peak_is_what_a_prefill_reaches() -> None:
     machine.multiply = lambda precision: None  # type: ignore[method-assign]
     rows = time_forwards([TimedModel(TARGET, model, (1, 4))], (16,), 1, limits_of(machine))
     assert 0 < rows[0].peak < math.inf
+
+
+def test_experts_that_forwards_read() -> None:
+    assert experts_note(SHAPES["mixtral-8x7b"], [1, 2, 64]) == [
+        "A token calls 2 of the 8 experts of a layer: forwards of 1, 2, 64 tokens read up to "
+        "2, 4, 8 of them."
+    ]
+    assert experts_note(SHAPES["llama-2-7b"], [1, 2]) == []
 
 
 def test_devices_by_the_names_of_their_drivers() -> None:

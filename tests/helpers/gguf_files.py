@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "logits_scaling": 2.0,
     },
+    "qwen3moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 1},
 }
 """Families with numbers of their own, by llama.cpp's names, and values of their configs."""
@@ -52,7 +59,12 @@ _KEYS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
 }
+_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama"}
 EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
 # Where a block has its fp16 factors.
 FACTORS = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82)}
@@ -96,12 +108,13 @@ def write_model(
     """
     from transformers import AutoConfig
 
-    # Mistral's models are stored as Llama's.
-    architecture = "llama" if family == "mistral" else family
+    architecture = _ARCHITECTURES.get(family, family)
     more_values = OTHERS.get(family, {})
     own = {**SIZES, **more_values, **sizes, "tie_word_embeddings": tied}
-    kinds = {"gemma3": "gemma3_text"}
-    config = AutoConfig.for_model(kinds.get(architecture, architecture), **own)
+    kinds = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+    config = AutoConfig.for_model(kinds.get(family, family), **own)
+    if family == "mistral":
+        config = AutoConfig.for_model("llama", **own)
     model = random_model(AutoConfig.for_model(kinds.get(family, family), **own))
     keys = {
         f"{architecture}.{key}": own[name] for name, key in _KEYS.items() if name in more_values
@@ -112,7 +125,7 @@ def write_model(
     _describe(writer, config, architecture, {**keys, **(metadata or {})}, without)
     arch = next(arch for arch in gguf.MODEL_ARCH if arch.name.lower() == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for index, (key, weight) in enumerate(model.state_dict().items()):
+    for index, (key, weight) in enumerate(_single(model.state_dict())):
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name in without or (tied and key == "lm_head.weight"):
             continue
@@ -126,6 +139,16 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return config
+
+
+def _single(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Matrices under the names that the package knows: gate and up of experts apart."""
+    for key, weight in tensors.items():
+        if key.endswith("experts.gate_up_proj"):
+            for name, half in zip(("gate", "up"), weight.chunk(2, dim=1), strict=True):
+                yield f"{key.removesuffix('gate_up_proj')}{name}_proj.weight", half
+        else:
+            yield key if key.endswith((".weight", ".bias")) else f"{key}.weight", weight
 
 
 def read_by_transformers(path: Path, config: Any) -> Any:

@@ -80,6 +80,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    "mixtral": (
+        "mixtral",
+        _sizes(40, 48, 4, 2, vocab_size=59, num_local_experts=5, num_experts_per_tok=2),
+    ),
     "gpt2": (
         "gpt2",
         {"vocab_size": 41, "n_positions": CONTEXT, "n_embd": 33, "n_layer": 3, "n_head": 3},

@@ -67,6 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ministral": ("ministral", {"sliding_window": 3, "layer_types": [_S, _F, _S], "head_dim": 8}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 3}),
     "olmo2": ("olmo2", {"pad_token_id": 1}),
     "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": [_S, _F, _S], "pad_token_id": 1}),
     "phi3": ("phi3", {"sliding_window": 5, "pad_token_id": 1}),
@@ -82,6 +83,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "original_max_position_embeddings": 48,
             },
             "pad_token_id": 1,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16},
+    ),
+    "qwen3_moe-normed": (
+        "qwen3_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
         },
     ),
     "smollm3": (

@@ -82,6 +82,8 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gemma3", "hidden_activation", "tanh"),
         ("stablelm", "qk_layernorm", True),
+        ("qwen3_moe", "mlp_only_layers", [1]),
+        ("qwen3_moe", "decoder_sparse_step", 2),
         ("llama", "rope_parameters", {**_HALF, "partial_rotary_factor": 0.5}),
         ("phi3", "rope_parameters", {**_HALF, "rope_type": "dynamic"}),
     ],
@@ -105,6 +107,12 @@ def test_a_forward_that_the_decoder_lacks_is_left_to_the_adapter(
         ("cohere2", "logit_scale", float("inf")),
         ("smollm3", "no_rope_layers", [1]),
         ("starcoder2", "norm_epsilon", -1.0),
+        ("mixtral", "num_local_experts", 0),
+        ("mixtral", "num_local_experts", 30000),
+        ("mixtral", "num_experts_per_tok", 6),
+        ("qwen3_moe", "num_experts_per_tok", 0),
+        ("qwen3_moe", "moe_intermediate_size", 0),
+        ("qwen3_moe", "norm_topk_prob", "yes"),
     ],
 )
 def test_wrong_numbers_are_refused(name: str, key: str, value: Any, tmp_path: Path) -> None:

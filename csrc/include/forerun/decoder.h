@@ -50,7 +50,7 @@ struct DecoderShape {
   int group = 0;  // columns that share a scale, for integer formats; 0: default
   std::int64_t vocab = 1;
   std::int64_t hidden = 1;
-  std::int64_t intermediate = 1;
+  std::int64_t intermediate = 1;  // of an MLP, or of one expert
   std::int64_t layers = 1;
   std::int64_t heads = 1;
   std::int64_t kv_heads = 1;
@@ -58,6 +58,9 @@ struct DecoderShape {
   std::int64_t max_context = 1;
   float norm_eps = 1e-6f;
   Activation activation = Activation::silu;
+  std::int64_t experts = 0;                  // in place of each MLP; 0: none
+  std::int64_t experts_used = 0;             // by a token
+  bool norm_topk = false;                    // whether the weights of those sum to one
   bool gated = true;                         // down(act(gate x) * up x), else down(act(up x))
   bool layer_norm = false;                   // with mean and bias, else the root mean square alone
   bool norm_before = true;                   // of attention and MLP, of what they read
@@ -113,7 +116,7 @@ class Decoder {
 
   const DecoderShape& shape() const;
   std::size_t weight_bytes() const;
-  // Of the matrices of all layers, and of the output head.
+  // Of the matrices of all layers that a token reads, and of the output head.
   std::size_t layer_bytes() const;
   std::size_t head_bytes() const;
 

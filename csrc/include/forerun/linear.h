@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "forerun/buffer.h"
 #include "forerun/cpu_level.h"
@@ -97,6 +98,18 @@ struct LinearOptions {
 // `packed` is x or lacks a gate.
 void linear(const PackedMatrix& weights, const Activations& x, float* y, std::int64_t y_stride,
             ThreadPool& pool, const LinearOptions& options = {});
+
+// One of several products.
+struct Factors {
+  const PackedMatrix* weights;
+  const Activations* x;
+  float* y;
+};
+
+// Several products of as many rows each, or parts of them: their blocks are shared out together, so
+// that threads wait for each other once. Of the options each takes the gate and what comes next.
+void linear(const std::vector<Factors>& products, std::int64_t y_stride, ThreadPool& pool,
+            const LinearOptions& options = {});
 
 // Whether a gate's results for x, which a matrix of shape `then` takes, are best packed as they are
 // computed: not where threads would get unequal shares of units, nor where few columns come at a

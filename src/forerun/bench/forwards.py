@@ -34,7 +34,8 @@ def traffic_of(model: CausalLM) -> Traffic:
         weights = float(wide)
     else:
         wide = 4 if model.precision == "fp32" else 2
-        weights = weight_bytes(model) / shape.shared_parameters
+        tables = 0 if shape.tied else shape.vocab_size * shape.hidden_size
+        weights = weight_bytes(model) / (shape.parameters - tables)
     return Traffic(shape, weights, bytes_per_value(model.kv_dtype, shape.head_dim, wide))
 
 

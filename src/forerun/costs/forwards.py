@@ -114,18 +114,10 @@ class Traffic:
         return np.asarray(values * np.asarray(context, float) * self.bytes_per_cached)
 
     def _parameters_read(self, rows: Floats) -> Floats:
-        """Number of parameters that a forward of `rows` tokens reads.
-
-        Shared parameters are read once, experts if a token is routed to them. With tokens routed
-        independently and evenly, no token reaches an expert with probability (1 - k/E)^rows. Neighbours in
-        a text agree more, so the number is an upper bound.
-        """
+        """Number of parameters that a forward of `rows` tokens reads: experts if a token calls them."""
         shape = self.shape
-        if not shape.num_experts:
-            return np.full_like(rows, float(shape.shared_parameters))
-        missed = (1.0 - shape.experts_per_token / shape.num_experts) ** rows
-        hit = shape.num_experts * (1.0 - missed)
-        return shape.shared_parameters + shape.num_layers * shape.expert_parameters * hit
+        experts = shape.num_layers * shape.expert_parameters
+        return shape.shared_parameters + experts * shape.experts_read(rows)
 
 
 @options

@@ -10,8 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.options import check
+from forerun.theory.inputs import Floats
 
 _COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -90,6 +94,15 @@ class ModelShape:
     def expert_parameters(self) -> int:
         """Number of parameters of one expert in one layer; 0 for a dense model."""
         return self._feed_forward if self.num_experts else 0
+
+    def experts_read(self, tokens: ArrayLike) -> Floats:
+        """Number of experts of a layer that a forward of `tokens` reads; 0 for a dense model.
+
+        With tokens routed independently and evenly, none reaches an expert with probability (1 - k/E)^n.
+        Neighbours in a text agree more, so the number is an upper bound.
+        """
+        missed = (1.0 - self.experts_per_token / max(self.num_experts, 1)) ** np.asarray(tokens)
+        return np.asarray(self.num_experts * (1.0 - missed))
 
     @property
     def shared_parameters(self) -> int:

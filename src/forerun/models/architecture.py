@@ -43,6 +43,8 @@ class Architecture(ModelShape):
         layer_norm: True if norms subtract the mean; `norm_bias` if they have a bias.
         norm_offset: number that is added to the published weights of the norms of layers.
         parallel: True if the MLP reads what the attention reads.
+        norm_topk_prob: True if the weights of a token's experts sum to one; otherwise they are those
+            of a softmax over all experts.
         query_key_norm: norm of queries and keys, each head by itself (`head`) or all together
             (`whole`); empty for none.
         attention_bias: True if the query, key and value projections have a bias.
@@ -69,6 +71,7 @@ class Architecture(ModelShape):
     norm_bias: bool = False
     norm_offset: float = 0.0
     parallel: bool = False
+    norm_topk_prob: bool = False
     query_key_norm: str = ""
     attention_bias: bool = False
     output_bias: bool = False
@@ -81,6 +84,11 @@ class Architecture(ModelShape):
     logit_scale: float = 1.0
     frequency_factors: tuple[float, ...] = ()
     config: Any = field(default=None, repr=False, compare=False)
+
+    def share_read(self, name: str) -> float:
+        """Share of a weight that one token reads, by its name in `layouts`."""
+        routed = self.num_experts and name.endswith(("up.weight", "down.weight"))
+        return self.experts_per_token / self.num_experts if routed else 1.0
 
 
 def native(config: Any) -> bool:

@@ -219,7 +219,7 @@ class Checkpoint:
         compact = run.precision == STORED and self.stored.dtype(self.config) is None
         if run.backend != "kernels" or compact:
             return run
-        read = kernel_bytes(layout_of(self.architecture), "int8", read=True)
+        read = kernel_bytes(self.architecture, "int8", read=True)
         return replace(run, precision=draft_precision(read))
 
     @never_lost()

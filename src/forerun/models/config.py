@@ -38,7 +38,9 @@ _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model"),
     *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "n_inner", "max_position_embeddings", "n_positions", "n_ctx"),
+    "moe_intermediate_size",
 )
+_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok")
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 _FACTORS = (
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
@@ -47,7 +49,7 @@ _FACTORS = (
 )
 _FLAGS = (
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "use_qkv_bias"),
-    "use_parallel_residual",
+    *("use_parallel_residual", "norm_topk_prob"),
 )
 # Entries of every decoder's config, under the names that transformers uses for all families.
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -55,6 +57,7 @@ _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_he
 _NUMBERS: tuple[tuple[tuple[str, ...], type, dict[str, Any]], ...] = (
     (_LAYERS, int, {"ge": 1, "le": MOST_LAYERS}),
     (_SIZES, int, {"ge": 1, "le": 2**30}),
+    (_EXPERTS, int, {"ge": 0, "le": 2**16}),
     (_EPSILONS, float, {"ge": 0.0, "le": 1.0}),
     (_FACTORS, float, {"gt": 0.0, "le": 1e30}),
     (("rope_theta",), float, {"gt": 0.0, "le": 1e30}),

@@ -54,7 +54,8 @@ class Family:
         read: fields of the architecture, from a config of transformers, that differ from those of the
             plainest decoder.
         names: published names of the decoder's tensors that differ from Llama's. Several names,
-            separated by a space, are stacked.
+            separated by a space, are stacked, and so are those of all experts, whose number takes
+            the place of `{0}`.
         only: keys of the config with the values that the decoder runs; other values go to the adapter.
         rope_types: types of rotary embedding that it runs.
         partial: whether its rotary embedding may turn only a part of each head.
@@ -189,6 +190,24 @@ def _stablelm(config: Any) -> dict[str, Any]:
     }
 
 
+# Of all layers together. Each is a matrix of its own, and files that claim more would take minutes.
+_MOST_EXPERTS = 2**16
+
+
+def _experts(config: Any) -> dict[str, Any]:
+    count, most = config.num_experts, _MOST_EXPERTS // config.num_hidden_layers
+    if not 1 <= count <= most:
+        raise CheckpointError(
+            f"num_experts is {count}; with {config.num_hidden_layers} layers it must lie in [1, {most}]."
+        )
+    return {
+        "num_experts": count,
+        "experts_per_token": config.num_experts_per_tok,
+        "norm_topk_prob": getattr(config, "norm_topk_prob", True),
+        "windows": _one_window(config),
+    }
+
+
 def _phi3(config: Any) -> dict[str, Any]:
     shape: dict[str, Any] = {"windows": _one_window(config)}
     # Longer texts than this take other frequencies, for all of their tokens.
@@ -241,6 +260,14 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(_llama),
     "ministral": Family(lambda config: {"windows": _windows(config)}),
     "mistral": Family(lambda config: {"windows": _one_window(config)}),
+    "mixtral": Family(
+        _experts,
+        names={
+            "router": "block_sparse_moe.gate",
+            "gate_up": "block_sparse_moe.experts.{0}.w1 block_sparse_moe.experts.{0}.w3",
+            "down": "block_sparse_moe.experts.{0}.w2",
+        },
+    ),
     "olmo2": Family(_olmo, names=_TWO_NORMS),
     "olmo3": Family(
         lambda config: {
@@ -259,6 +286,20 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(lambda config: {"attention_bias": True, "windows": _windows(config)}),
     "qwen3": Family(
         lambda config: {**_biases(config), "query_key_norm": "head", "windows": _windows(config)}
+    ),
+    "qwen3_moe": Family(
+        lambda config: {
+            **_biases(config),
+            **_experts(config),
+            "intermediate_size": config.moe_intermediate_size,
+            "query_key_norm": "head",
+        },
+        names={
+            "router": "mlp.gate",
+            "gate_up": "mlp.experts.{0}.gate_proj mlp.experts.{0}.up_proj",
+            "down": "mlp.experts.{0}.down_proj",
+        },
+        only={"decoder_sparse_step": (1,), "mlp_only_layers": (None, [])},
     ),
     "smollm3": Family(
         lambda config: {

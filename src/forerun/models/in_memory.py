@@ -67,7 +67,13 @@ class StoredInMemory:
         return with_own_head(read_architecture(config), self.source(config))
 
     def source(self, config: Any) -> TensorSource:
-        return TensorSource(self._model.state_dict(), self._name)
+        from transformers.core_model_loading import revert_weight_conversion
+
+        # Experts are stacked in memory, and single matrices in files.
+        tensors = self._model.state_dict()
+        if getattr(config, "num_experts_per_tok", None):
+            tensors = revert_weight_conversion(self._model, tensors)
+        return TensorSource(tensors, self._name)
 
     def dtype(self, config: Any) -> torch.dtype | None:
         dtype: torch.dtype = self._model.dtype

@@ -116,6 +116,9 @@ def _layer(shape: Architecture, ours: str, theirs: str) -> Iterator[Fused]:
             size = size if whole else shape.head_dim
             key = f"{theirs}.{names[name]}.weight"
             yield _whole(f"{ours}.{name}.weight", key, size, offset=shape.norm_offset)
+    if shape.num_experts:
+        router = f"{theirs}.{names['router']}.weight"
+        yield _whole(f"{ours}.router.weight", router, shape.num_experts, hidden)
     up = ("gate_up", (inner, inner)) if shape.gated else ("up", (inner,))
     for name, rows, width, bias in (
         ("qkv", (queries, keys, keys), hidden, shape.attention_bias),
@@ -125,7 +128,12 @@ def _layer(shape: Architecture, ours: str, theirs: str) -> Iterator[Fused]:
     ):
         parts = [f"{theirs}.{part}" for part in names[name].split()]
         sizes = rows if len(parts) == len(rows) else (sum(rows),)
-        outputs = dict(zip(parts, sizes, strict=True))
+        # A name without the number of an expert stands once.
+        outputs = {
+            part.format(expert): size
+            for expert in range(max(shape.num_experts, 1))
+            for part, size in zip(parts, sizes, strict=True)
+        }
         yield from _linear(f"{ours}.{name}", outputs, width, bias, family.transposed)
 
 

@@ -83,9 +83,9 @@ def describe(
     """
     text, is_native = config.get_text_config(), native(config)
     if is_native:
-        layout = layout_of(shape or read_architecture(config))
-        parameters = layout.num_parameters()
-        quantized = {name: int(kernel_bytes(layout, name)) for name in QUANTIZED}
+        shape = shape or read_architecture(config)
+        parameters = layout_of(shape).num_parameters()
+        quantized = {name: int(kernel_bytes(shape, name)) for name in QUANTIZED}
     else:
         refuse_unsupported(config, name)
         parameters, quantized = _count_on_meta(config, name), {}
@@ -119,20 +119,19 @@ def _head_dim(layers: Sequence[Any]) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def kernel_bytes(layout: Layout, precision: str, *, read: bool = False) -> float:
+def kernel_bytes(shape: Architecture, precision: str, *, read: bool = False) -> float:
     """Bytes of a model's weights on the kernels.
 
     Args:
-        layout: its tensors.
+        shape: its architecture.
         precision: `int8` or `int4`.
-        read: count only the weights that every token reads, without lookup tables.
+        read: count only the weights that one token reads, without lookup tables.
     """
-    names = {tensor.name for tensor in layout.tensors}
-    head = "head.weight" if "head.weight" in names else "embedding.weight"
+    head = "embedding.weight" if shape.tied else "head.weight"
     total = 0.0
-    for tensor in layout.tensors:
-        count = math.prod(tensor.shape)
-        if len(tensor.shape) == 1:
+    for tensor in layout_of(shape).tensors:
+        count = math.prod(tensor.shape) * (shape.share_read(tensor.name) if read else 1)
+        if len(tensor.shape) == 1 or tensor.name.endswith("router.weight"):
             total += 4 * count
         elif tensor.name == head:
             total += QUANTIZED["int8"] * count

@@ -54,7 +54,9 @@ class Transformer:
         self.head_dim = shape.head_dim
         self._head = embedding if shape.tied else weights["head.weight"]
         self._inside = sum(
-            weight.numel() for name, weight in weights.items() if name.startswith("layers.")
+            weight.numel() * shape.share_read(name)
+            for name, weight in weights.items()
+            if name.startswith("layers.")
         )
         self._activation = ACTIVATIONS[shape.activation]
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
@@ -176,12 +178,32 @@ class Transformer:
         hidden = self._add(hidden, self._normed(parts, "post_attention_norm", mixed))
         if not self.shape.parallel:
             read = self._normed(parts, "mlp_norm", hidden)
+        made = self._routed(parts, read) if "router" in parts else self._mlp(parts, read)
+        return self._add(hidden, self._normed(parts, "post_mlp_norm", made))
+
+    def _mlp(self, parts: CacheParts, read: Tensor) -> Tensor:
         if "up" in parts:
             inner = self._activation(functional.linear(read, *parts["up"]))
         else:
             inner = apply_gate(self._activation, functional.linear(read, *parts["gate_up"]))
-        made = functional.linear(inner, *parts["down"])
-        return self._add(hidden, self._normed(parts, "post_mlp_norm", made))
+        return functional.linear(inner, *parts["down"])
+
+    def _routed(self, parts: CacheParts, read: Tensor) -> Tensor:
+        """Sum of what each token's experts return, weighted by the router; each is read once."""
+        shape, states = self.shape, read.flatten(0, -2)
+        probs = functional.linear(states, *parts["router"]).softmax(-1, dtype=torch.float32)
+        weights, chosen = probs.topk(shape.experts_per_token)
+        if shape.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        up = parts["gate_up"][0].view(shape.num_experts, -1, states.shape[1])
+        down = parts["down"][0].view(shape.num_experts, states.shape[1], -1)
+        made = torch.zeros_like(states)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            inner = apply_gate(self._activation, functional.linear(states[rows], up[expert]))
+            out = functional.linear(inner, down[expert]) * weights[rows, places, None]
+            made.index_add_(0, rows, out.to(made.dtype))
+        return made.view_as(read)
 
     def _normed(self, parts: CacheParts, name: str, hidden: Tensor) -> Tensor:
         """The norm of a name; a layer without it leaves hidden states unchanged."""

@@ -233,3 +233,28 @@ def test_what_is_recommended_and_not_used_is_said(path: Path) -> None:
     opened = Checkpoint.open(path)
     assert opened.sampling_defaults == {"temperature": 0.5}
     assert opened.notes == ("Recommended sampling that is not used: general.sampling.mirostat.",)
+
+
+@pytest.mark.parametrize(
+    ("values", "without", "message"),
+    [
+        ({"expert_count": 0}, (), "qwen3moe with 0 experts"),
+        ({"expert_count": 5}, (), r"mlp.gate.weight has shape \[6, 256\]"),
+        ({"expert_count": 1 << 20}, (), "num_experts is 1048576"),
+        ({"expert_used_count": 7}, (), "experts_per_token is 7; with 6 experts"),
+        ({"expert_used_count": 0}, (), "experts_per_token is 0"),
+        ({}, ("expert_used_count",), "lacks qwen3moe.expert_used_count"),
+        ({}, ("expert_feed_forward_length",), "expert_feed_forward_length"),
+        ({"expert_feed_forward_length": 128}, (), r"has shape \[256, 256\]"),
+        ({}, ("blk.1.ffn_gate_inp.weight",), "lacks model.layers.1.mlp.gate.weight"),
+    ],
+)
+def test_wrong_numbers_of_experts(
+    values: dict[str, int], without: tuple[str, ...], message: str, path: Path
+) -> None:
+    without = tuple(name if "blk" in name else f"qwen3moe.{name}" for name in without)
+    metadata = {f"qwen3moe.{key}": value for key, value in values.items()}
+    write_model(path, "qwen3moe", Kind.F32, metadata=metadata, without=without)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message) as refusal:
+        logits_of(path)
+    assert "\n" not in str(refusal.value)

@@ -88,7 +88,6 @@ def test_an_unknown_type_of_tensor(whole: bytes, written: Write) -> None:
     ("metadata", "message"),
     [
         ({"general.architecture": "mamba2"}, r"architecture 'mamba2'.* llama, qwen2, qwen3"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.rope.scaling.type": "longrope"}, "'longrope'; none, linear, yarn are read"),
     ],
 )

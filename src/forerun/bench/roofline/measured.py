@@ -19,7 +19,15 @@ from forerun.bench.forwards import (
 )
 from forerun.bench.machine import Machine, use_threads
 from forerun.bench.roofline.request import RooflineRequest
-from forerun.bench.roofline.rows import DRAFT, TARGET, Forward, Roofline, Subject, Turn
+from forerun.bench.roofline.rows import (
+    DRAFT,
+    TARGET,
+    Forward,
+    Roofline,
+    Subject,
+    Turn,
+    experts_note,
+)
 from forerun.contracts import CausalLM
 from forerun.costs.forwards import Limits
 from forerun.costs.hardware import HARDWARE, Hardware
@@ -120,7 +128,8 @@ def measure(request: RooflineRequest, target: CausalLM, draft: CausalLM | None) 
     if draft is not None and context is not None:
         in_round = draft_in_round(draft, target, request.rounds, context)
     missing = [size for size in request.contexts if size not in fitting]
-    notes = [f"{target.name} has no room for a context of {size} tokens." for size in missing]
+    notes = experts_note(traffic_of(target).shape, request.counts)
+    notes += [f"{target.name} has no room for a context of {size} tokens." for size in missing]
     return Roofline(name, rows, facts, in_round, notes)
 
 

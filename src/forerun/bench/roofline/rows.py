@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from forerun.costs.forwards import Limits, Traffic
+from forerun.costs.shapes import ModelShape
 from forerun.costs.table import CostTable
 
 FREE = 1.2
@@ -122,6 +123,17 @@ def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
             break
         most = row.n
     return most
+
+
+def experts_note(shape: ModelShape, counts: Sequence[int]) -> list[str]:
+    """A sentence on how many experts forwards of several tokens read; none for a dense model."""
+    if not shape.num_experts:
+        return []
+    read = ", ".join(f"{float(shape.experts_read(n)):.0f}" for n in counts)
+    return [
+        f"A token calls {shape.experts_per_token} of the {shape.num_experts} experts of a layer: "
+        f"forwards of {', '.join(map(str, counts))} tokens read up to {read} of them."
+    ]
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ class GgufFamily:
     halves, as the published weights do.
 
     Args:
-        model_type: its name in transformers.
+        model_type: its name in transformers; empty if all have experts.
         values: values of the config that differ from Llama's, from the file's numbers by their keys
             without the architecture and the values that all have.
         pairs: True if it rotates neighbouring pairs.
+        experts: name in transformers of its mixtures of experts; empty if it has none.
     """
 
     model_type: str
     values: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
     pairs: bool = False
+    experts: str = ""
 
 
 def _layer_types(keys: Mapping[str, Any], layers: int, period: int) -> list[str]:
@@ -81,13 +83,23 @@ def _smollm3(_: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers]}
 
 
+def _qwen3moe(keys: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": keys["expert_feed_forward_length"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 # Mistral's models are stored as `llama`.
 FAMILIES = {
     "gemma2": GgufFamily("gemma2", _gemma2),
     "gemma3": GgufFamily("gemma3_text", _gemma3),
     "granite": GgufFamily("granite", _granite, pairs=True),
-    "llama": GgufFamily("llama", pairs=True),
+    "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
+    "qwen3moe": GgufFamily("", _qwen3moe, experts="qwen3_moe"),
     "smollm3": GgufFamily("smollm3", _smollm3, pairs=True),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,7 @@ from forerun.models.layouts import Layout
 FREQUENCIES = "rope_freqs.weight"
 
 _ENDINGS = (".weight", ".bias")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class GgufSource:
@@ -49,12 +51,12 @@ class GgufSource:
     def __init__(self, header: GgufHeader, layout: Layout, shape: Architecture) -> None:
         self.name = str(header.path)
         names = _gguf_names(header, layout, shape)
-        known = {stored: key for key, stored in names.items()}
+        stored = {name: tensor for name, tensor in header.tensors.items() if name != FREQUENCIES}
         self.tensors: dict[str, StoredTensor] = {
-            known.get(name, name): tensor
-            for name, tensor in header.tensors.items()
-            if name != FREQUENCIES
-        }
+            key: _part(stored[name], key, shape.num_experts)
+            for key, name in names.items()
+            if name in stored
+        } | {name: stored[name] for name in stored.keys() - names.values()}
         for name, tensor in header.tensors.items():
             refuse_unread(self.name, name, tensor.kind)
         self.shapes = {key: tensor.shape for key, tensor in self.tensors.items()}
@@ -128,8 +130,20 @@ def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict
     family = header.metadata["general.architecture"]
     arch = next(arch for arch in MODEL_ARCH if arch.name.lower() == family)
     table = _name_map(arch, shape.num_layers)
-    names = {key: table.get_name(key, try_suffixes=_ENDINGS) for key in layout.published}
+    names = {
+        key: table.get_name(_EXPERT.sub(".experts.", key), try_suffixes=_ENDINGS)
+        for key in layout.published
+    }
     return {key: name for key, name in names.items() if name is not None}
+
+
+def _part(tensor: StoredTensor, key: str, experts: int) -> StoredTensor:
+    """The part of a tensor that a published key stands for: of all experts' matrices that of one."""
+    expert = _EXPERT.search(key)
+    if expert is None or len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        return tensor
+    start = tensor.start + int(expert[1]) * tensor.nbytes // experts
+    return replace(tensor, shape=tensor.shape[1:], start=start)
 
 
 def _orders(header: GgufHeader, shape: Architecture) -> Iterator[tuple[str, NDArray[np.int64]]]:

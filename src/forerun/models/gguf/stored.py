@@ -37,6 +37,8 @@ _NAMES = {
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
 }
 _ROTATED = "rope.dimension_count"
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
@@ -67,7 +69,9 @@ def read_gguf_config(header: GgufHeader) -> Any:
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     values |= _own_values(path, family, metadata, values)
-    config = DecoderConfig.of(path, FAMILIES[family].model_type, values)
+    known = FAMILIES[family]
+    kind = known.experts if values.get("num_experts") else known.model_type
+    config = DecoderConfig.of(path, kind, values)
     check_config(config, path)
     _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
     return config
@@ -90,7 +94,11 @@ def _own_values(
 
 def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the config by transformers' names."""
-    if missing := [key for key in _REQUIRED if f"{family}.{key}" not in metadata]:
+    needed = [
+        *_REQUIRED,
+        *(["expert_used_count"] if metadata.get(f"{family}.expert_count") else []),
+    ]
+    if missing := [key for key in needed if f"{family}.{key}" not in metadata]:
         raise CheckpointError(f"{path} lacks {family}.{missing[0]}; download it again.")
     return {
         name: metadata[f"{family}.{key}"]
@@ -120,10 +128,11 @@ def _family(path: Path, metadata: Mapping[str, Any]) -> str:
             f"{path} holds a model of architecture {shown(family)}; GGUF is read of "
             f"{', '.join(FAMILIES)}. Take the original checkpoint in safetensors."
         )
-    if metadata.get(f"{family}.expert_count"):
+    experts = metadata.get(f"{family}.expert_count")
+    if not (FAMILIES[family].experts if experts else FAMILIES[family].model_type):
         raise UnsupportedModelError(
-            f"{path} holds a mixture of experts, which is not read from GGUF; take the original "
-            "checkpoint in safetensors."
+            f"{path} holds a model of architecture {family} with {shown(experts or 0)} experts, which "
+            "is not read from GGUF; take the original checkpoint in safetensors."
         )
     return family
 
