@@ -296,8 +296,8 @@ class Halves:
                 return type(value)(half(inside) for inside in value)
             return value
 
-        kept = {key: value if key in _SHARED else half(value) for key, value in kwargs.items()}
-        return tuple(half(value) for value in args), kept
+        halved = {key: value if key in _SHARED else half(value) for key, value in kwargs.items()}
+        return tuple(half(value) for value in args), halved
 
     def join(self, conditional: Any, unconditional: Tensor) -> Any:
         """Output of a batched call, from the conditional half's output and the other's prediction."""
@@ -315,9 +315,9 @@ def _stateful_hooks(module: Any) -> list[Any]:
 
 def prediction_of(output: Any) -> Tensor:
     """The prediction `[B, ...]` in a denoiser's output."""
-    found = output[0]
-    assert isinstance(found, Tensor)
-    return found
+    predicted = output[0]
+    assert isinstance(predicted, Tensor)
+    return predicted
 
 
 def with_prediction(output: Any, prediction: Tensor) -> Any:

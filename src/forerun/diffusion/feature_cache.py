@@ -54,15 +54,15 @@ class FeatureCache(Handle):
     def _forward(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         self._steps.observe(args, kwargs)
         key = _branch(args, kwargs, self._steps.call)
-        kept = self._kept.get(key)
+        features = self._kept.get(key)
         self._reusing = (
-            kept is not None
+            features is not None
             and self._steps.inside(self.config.window)
-            and 0 < self._steps.step - kept.step < self.config.interval
+            and 0 < self._steps.step - features.step < self.config.interval
         )
-        if kept is None or not self._reusing:
-            kept = self._kept[key] = _Features(self._steps.step, {})
-        self._features = kept
+        if features is None or not self._reusing:
+            features = self._kept[key] = _Features(self._steps.step, {})
+        self._features = features
         self.reused_calls += self._reusing
         self.full_calls += not self._reusing
         return inner(*args, **kwargs)

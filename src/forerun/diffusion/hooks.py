@@ -117,9 +117,9 @@ class Evaluations:
 
 def sample_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The noisy samples `[B, ...]` among the arguments of a denoiser."""
-    found = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
-    assert isinstance(found, Tensor)
-    return found
+    samples = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
+    assert isinstance(samples, Tensor)
+    return samples
 
 
 @contextmanager
@@ -159,8 +159,8 @@ def count_evaluations(pipeline: Any, *, flops: bool = False) -> Iterator[Evaluat
 
 def timestep_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """Timestep among the arguments of a denoiser, which all samples of a call share."""
-    found = args[1] if len(args) > 1 else kwargs["timestep"]
-    return float(found.flatten()[0]) if isinstance(found, Tensor) else float(found)
+    value = args[1] if len(args) > 1 else kwargs["timestep"]
+    return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)
 
 
 class StepTracker:

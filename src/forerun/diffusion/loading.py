@@ -128,14 +128,14 @@ def _check_classes(index: dict[str, Any], where: str, library: Any) -> None:
 
 
 def _check_scheduler(name: str, library: Any) -> None:
-    names = [one for one in dir(library) if one.endswith("Scheduler")]
+    names = [known for known in dir(library) if known.endswith("Scheduler")]
     if name not in names:
         raise UnknownNameError("scheduler", name, names)
 
 
 def _is_pipeline(name: str, library: Any) -> bool:
-    found = getattr(library, name, None) if name.isidentifier() else None
-    return isinstance(found, type) and issubclass(found, library.DiffusionPipeline)
+    kind = getattr(library, name, None) if name.isidentifier() else None
+    return isinstance(kind, type) and issubclass(kind, library.DiffusionPipeline)
 
 
 @contextmanager

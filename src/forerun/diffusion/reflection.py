@@ -40,11 +40,11 @@ def couple(
     moved = apart / torch.where(std > 0, std, 1.0)
     # log(q/p) at the draft's draw, which relative to the target's mean is noise + moved.
     log_ratio = -((noise * moved).sum(-1) + moved.square().sum(-1) / 2)
-    kept = torch.log(uniform) < log_ratio
-    kept = torch.where(std[:, 0] > 0, kept, ~apart.any(-1))
+    equal = torch.log(uniform) < log_ratio
+    equal = torch.where(std[:, 0] > 0, equal, ~apart.any(-1))
     length = moved.square().sum(-1, keepdim=True)
     along = (noise * moved).sum(-1, keepdim=True) / torch.where(length > 0, length, 1.0)
     mirrored = noise - 2 * along * moved
     drafted = draft_mean + std * noise
-    drawn = torch.where(kept[:, None], drafted, target_mean + std * mirrored)
-    return drawn, kept & usable[:, 0]
+    drawn = torch.where(equal[:, None], drafted, target_mean + std * mirrored)
+    return drawn, equal & usable[:, 0]

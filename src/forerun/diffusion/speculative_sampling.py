@@ -300,17 +300,17 @@ class _Rounds:
         self, rows: Tensor, steps: Tensor, last: Tensor, drafted: Tensor, outputs: Tensor
     ) -> None:
         """Store the clean samples of the last two passes along each path."""
-        each = torch.arange(len(rows))
+        samples = torch.arange(len(rows))
         for at in (last - 1, last):
             here = at >= 0
-            picked, where = each[here], at[here]
-            own, found = rows[picked], steps[where, picked]
+            picked, where = samples[here], at[here]
+            own, reached = rows[picked], steps[where, picked]
             self.clean[0, own] = self.clean[1, own]
             self.clean_steps[0, own] = self.clean_steps[1, own]
             self.clean[1, own] = self.transitions.clean(
-                found, drafted[where, picked], outputs[where, picked]
+                reached, drafted[where, picked], outputs[where, picked]
             )
-            self.clean_steps[1, own] = found
+            self.clean_steps[1, own] = reached
 
     def _count(self, drafted: Tensor, kept: Tensor) -> None:
         passes, missing = self.passes, len(drafted) - len(self.passes.drafted)

@@ -74,11 +74,11 @@ class DistillationConfig:
 
     def halvings(self) -> list[int]:
         """Number of the student's steps in each halving."""
-        steps, found = self.start_steps, []
+        steps, halvings = self.start_steps, []
         while steps > self.end_steps:
             steps //= 2
-            found.append(steps)
-        return found
+            halvings.append(steps)
+        return halvings
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class Halving:
         self.config, scheduler = config, pipeline.scheduler
         self.own = Transitions.deterministic(scheduler, steps)
         self.teachers = Transitions.deterministic(scheduler, 2 * steps)
-        kept = scheduler.alphas_cumprod[self.own.timesteps].double()
+        alphas = scheduler.alphas_cumprod[self.own.timesteps].double()
         # The weighted error is the squared error of the clean sample times max(signal-to-noise ratio, 1).
-        weights = self.own.clean_from_output.square() * (kept / (1 - kept)).clamp(min=1.0)
+        weights = self.own.clean_from_output.square() * (alphas / (1 - alphas)).clamp(min=1.0)
         self.weights = weights.clamp(max=_MOST_WEIGHT).float()
 
     def loss(self, student: Any, generator: Generator) -> Tensor:
@@ -263,10 +263,10 @@ class Halving:
         scale = self.pipeline.get_guidance_scale_embedding(
             scales - 1.0, embedding_dim=model.config.time_cond_proj_dim
         )
-        found: Tensor = model(
+        predicted: Tensor = model(
             noisy, times, encoder_hidden_states=embeds, timestep_cond=scale
         ).sample
-        return found
+        return predicted
 
 
 def guided_copy(unet: Any) -> Any:

@@ -213,16 +213,16 @@ def _ddpm(scheduler: Any) -> Transitions:
     cumulated = scheduler.alphas_cumprod
     end = torch.where(ends >= 0, cumulated[ends.clamp(min=0)], torch.ones(()))
     levels = _Levels.of(cumulated[times], end)
-    kept = (levels.alpha / levels.alpha_end).square()
-    added = 1 - kept
+    signal = (levels.alpha / levels.alpha_end).square()
+    added = 1 - signal
     small = (levels.sigma_end / levels.sigma).square() * added
     variance = added if kind == "fixed_large" else small.clamp(min=1e-20)
     return _with_tables(
         scheduler,
         levels,
         from_clean=levels.alpha_end * added / levels.sigma.square(),
-        from_sample=kept.sqrt() * (levels.sigma_end / levels.sigma).square(),
-        from_output=torch.zeros_like(kept),
+        from_sample=signal.sqrt() * (levels.sigma_end / levels.sigma).square(),
+        from_output=torch.zeros_like(signal),
         std=torch.where(times > 0, variance.sqrt(), 0.0),
     )
 
@@ -233,8 +233,8 @@ def _ddim(scheduler: Any, eta: float) -> Transitions:
     cumulated = scheduler.alphas_cumprod
     end = torch.where(ends >= 0, cumulated[ends.clamp(min=0)], scheduler.final_alpha_cumprod)
     levels = _Levels.of(cumulated[times], end)
-    kept = (levels.alpha / levels.alpha_end).square()
-    variance = (levels.sigma_end / levels.sigma).square() * (1 - kept)
+    signal = (levels.alpha / levels.alpha_end).square()
+    variance = (levels.sigma_end / levels.sigma).square() * (1 - signal)
     std = eta * variance.clamp(min=0).sqrt()
     direction = (levels.sigma_end.square() - std.square()).clamp(min=0).sqrt()
     # The noise is (x - alpha * clean) / sigma, with the clean sample before clipping.

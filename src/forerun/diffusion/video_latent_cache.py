@@ -62,10 +62,10 @@ class _Sampler:
     def run(self, latents: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Latents after steps `first` to `last` - 1, and the clean latents predicted at the last."""
         with self._stretch(first, last):
-            found = sample(
+            latents_after = sample(
                 self.pipeline, latents, steps=self.steps, latent=True, **self._conditions
             )
-        return found, self._clean
+        return latents_after, self._clean
 
     def with_steps(self, steps: int) -> _Sampler:
         """A sampler of the same pipeline with another number of steps."""
@@ -251,7 +251,7 @@ def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
     divisor = torch.where(flat, torch.ones_like(sine), sine)
     shares = ((1.0 - weights) * angle).sin() / divisor, (weights * angle).sin() / divisor
     length = torch.lerp(lengths[0], lengths[1], weights)
-    ratios = [length / one.clamp_min(torch.finfo(first.dtype).tiny) for one in lengths]
+    ratios = [length / own.clamp_min(torch.finfo(first.dtype).tiny) for own in lengths]
     arc = (shares[0] * ratios[0])[..., None] * first + (shares[1] * ratios[1])[..., None] * second
     return torch.where(flat[..., None], torch.lerp(first, second, weights[..., None]), arc)
 

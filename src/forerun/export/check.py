@@ -132,8 +132,8 @@ class HeadAndTarget:
             return Examination(findings, skipped=str(failure).removesuffix("."))
         except CheckpointError as failure:
             problem = str(failure).removesuffix(".")
-            found = [*error(EVERY, "sizes", problem, "correct config.json"), *findings]
-            return Examination(found, skipped=problem)
+            with_sizes = [*error(EVERY, "sizes", problem, "correct config.json"), *findings]
+            return Examination(with_sizes, skipped=problem)
 
     def _replays(
         self,

@@ -71,17 +71,17 @@ def for_engines(findings: Iterable[Finding], engines: Sequence[str]) -> list[Fin
     is not misread.
     """
     order = list(Severity)
-    kept = dict.fromkeys(finding for finding in findings if finding.engine in (EVERY, *engines))
+    relevant = dict.fromkeys(finding for finding in findings if finding.engine in (EVERY, *engines))
     worst: dict[tuple[str, str], int] = {}
-    for finding in kept:
+    for finding in relevant:
         key, rank = (finding.engine, finding.trap), order.index(finding.severity)
         worst[key] = min(rank, worst.get(key, rank))
-    found = [
+    worst_only = [
         finding
-        for finding in kept
+        for finding in relevant
         if order.index(finding.severity) == worst[finding.engine, finding.trap]
     ]
-    return sorted(found, key=lambda finding: order.index(finding.severity))
+    return sorted(worst_only, key=lambda finding: order.index(finding.severity))
 
 
 def defects(findings: Iterable[Finding]) -> list[Finding]:

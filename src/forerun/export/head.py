@@ -162,11 +162,11 @@ class PublishedHead:
 
     def _shaping(self) -> dict[str, Any]:
         """The config without the keys that leave all shapes as they are."""
-        kept = {key: value for key, value in self.config.items() if key not in _SHAPELESS}
+        shaping = {key: value for key, value in self.config.items() if key not in _SHAPELESS}
         if self.layers is not self.config:
             inner = {key: own for key, own in self.layers.items() if key not in _SHAPELESS}
-            kept["transformer_layer_config"] = inner
-        return kept
+            shaping["transformer_layer_config"] = inner
+        return shaping
 
     def nested(self, key: str) -> Mapping[str, Any]:
         """A nested mapping of the config; empty if it is missing."""
@@ -184,8 +184,8 @@ class PublishedHead:
         """
         names = ["embed_tokens.weight", *(["lm_head.weight"] if self.kind == DSPARK else ())]
         copied = [name for name in names if self._copies(name, model)]
-        kept = {name: tensor for name, tensor in self.weights.items() if name not in copied}
-        return (replace(self, tensors=kept) if copied else self), copied
+        others = {name: tensor for name, tensor in self.weights.items() if name not in copied}
+        return (replace(self, tensors=others) if copied else self), copied
 
     def _copies(self, name: str, model: CausalLM) -> bool:
         """True if the tensor of a name is a copy of the target's embedding or output head."""

@@ -66,8 +66,8 @@ def _flag_rules(head: PublishedHead) -> Iterator[Finding]:
             "norm_before_residual is not named: in the format of speculators vLLM takes true for it, "
             "llama.cpp false"
         )
-        found = wrong if head.wrapped else note
-        yield from found(EVERY, "norm_before_residual", problem, "write it into config.json")
+        report = wrong if head.wrapped else note
+        yield from report(EVERY, "norm_before_residual", problem, "write it into config.json")
 
 
 def _eagle3_layer_rules(head: PublishedHead) -> Iterator[Finding]:
@@ -107,8 +107,8 @@ def _lm_head_rules(head: PublishedHead) -> Iterator[Finding]:
     yield from (error if reduced else note)(VLLM, "lm_head", problem + more, remedy)
     yield from error(LLAMA_CPP, "lm_head", problem + more, remedy)
     if named:
-        kept = f"{problem}, and SGLang keeps what memory held without a word"
-        yield from wrong(SGLANG, "lm_head", kept, remedy)
+        silently = f"{problem}, and SGLang keeps what memory held without a word"
+        yield from wrong(SGLANG, "lm_head", silently, remedy)
 
 
 def _eagle3_id_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def dspark_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:
     yield from _markov_rules(head)
     masks, ids = list(_mask_rules(head, target)), list(_dspark_id_rules(head, target))
     yield from (*masks, *ids)
-    if any(found.problem.endswith("is missing") for found in (*masks, *ids)):
+    if any(finding.problem.endswith("is missing") for finding in (*masks, *ids)):
         return
     required, optional = head.dspark.shapes(target.hidden_size), head.dspark.optional()
     allowed = {name: shape for name, shape in optional.items() if name != "t2d"}
@@ -236,8 +236,8 @@ def _dspark_layer_rules(head: PublishedHead) -> Iterator[Finding]:
             "sample_from_anchor is not named: speculators takes true for it, vLLM and llama.cpp false "
             "where the format is that of speculators"
         )
-        found = wrong if head.wrapped else note
-        yield from found(EVERY, "sample_from_anchor", problem, "write it into config.json")
+        report = wrong if head.wrapped else note
+        yield from report(EVERY, "sample_from_anchor", problem, "write it into config.json")
 
 
 def _dspark_id_rules(head: PublishedHead, target: Target) -> Iterator[Finding]:

@@ -243,16 +243,16 @@ def rope_of(head: PublishedHead) -> dict[str, Any]:
     return rope
 
 
-def same_rope(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_rope(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """True if two rotary embeddings rotate queries and keys alike."""
-    return json.dumps(_plain(one), sort_keys=True) == json.dumps(_plain(other), sort_keys=True)
+    return json.dumps(_plain(first), sort_keys=True) == json.dumps(_plain(second), sort_keys=True)
 
 
 def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in rope.items() if value is not None}
-    if kept.get("rope_type", "default") == "default":
-        kept = {"rope_theta": kept.get("rope_theta", DEFAULT_THETA)}
-    return {key: float(value) if type(value) is int else value for key, value in kept.items()}
+    stated = {key: value for key, value in rope.items() if value is not None}
+    if stated.get("rope_type", "default") == "default":
+        stated = {"rope_theta": stated.get("rope_theta", DEFAULT_THETA)}
+    return {key: float(value) if type(value) is int else value for key, value in stated.items()}
 
 
 def differing(trained: Reading, read: Reading) -> tuple[str, ...]:

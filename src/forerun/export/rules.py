@@ -55,8 +55,8 @@ def _tensor_rules(head: PublishedHead, required: Shapes, allowed: Shapes) -> Ite
             continue
         yield from error((VLLM, LLAMA_CPP), trap, problem, remedy)
         if trap == "missing_tensor":
-            kept = f"{problem}, and SGLang keeps what memory held without a word"
-            yield from wrong(SGLANG, trap, kept, remedy)
+            silently = f"{problem}, and SGLang keeps what memory held without a word"
+            yield from wrong(SGLANG, trap, silently, remedy)
         else:
             yield from note(SGLANG, trap, f"{problem}, and SGLang skips it without a word", remedy)
 

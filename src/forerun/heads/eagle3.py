@@ -147,8 +147,8 @@ class Eagle3Config:
         if self.norm_before_fc:
             shapes["input_norm.weight"] = fused[1:]
         if self.fc_norm:
-            each = (self.target_hidden_size,)
-            shapes |= {f"fc_norm.{index}.weight": each for index in range(self.num_fused)}
+            size = (self.target_hidden_size,)
+            shapes |= {f"fc_norm.{index}.weight": size for index in range(self.num_fused)}
         if self.draft_vocab_size != self.layers.vocab_size:
             shapes["d2t"] = (self.draft_vocab_size,)
         return shapes
@@ -179,7 +179,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 def tensor_name(name: str) -> str:
     """The published name of a tensor that some tools save under another, such as `midlayer.…`."""
     return _PREFIXES.sub(
-        lambda found: "layers.0." if found[2] == "midlayer." else found[2] or "", name
+        lambda match: "layers.0." if match[2] == "midlayer." else match[2] or "", name
     )
 
 

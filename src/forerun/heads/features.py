@@ -217,8 +217,8 @@ class Features:
         if shared == len(row.token_ids):
             return row
         row.token_ids = row.token_ids[:shared]
-        kept = max(shared - row.first, 0)
-        row.states = [row.joined()[:kept]] if kept and row.states else []
+        count = max(shared - row.first, 0)
+        row.states = [row.joined()[:count]] if count and row.states else []
         row.held = max(min(row.held, shared - row.base), 0)
         row.end, row.request = shared, None
         if not row.states:

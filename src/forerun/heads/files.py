@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -37,7 +38,7 @@ ZERO = 8
 """Code of 0 in 4 bits."""
 # Other file names of a whole head; the first that exists is read.
 _WHOLE = ("pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_PICKLED_INDEX = "pytorch_model.bin.index.json"
+_BY_RANK = TypeAdapter(tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...])
 _PATTERNS = ("*.safetensors", "*.bin", "medusa_lm_head.pt")
 
 
@@ -106,16 +107,16 @@ class HeadFiles:
         table = self.own.get(BY_RANK)
         if table is None:
             return None
-        lines = table if isinstance(table, list) else [table]
-        shares = all(
-            isinstance(line, list) and line and all(map(_is_share, line)) for line in lines
-        )
-        if not shares or len({len(line) for line in lines}) != 1:
+        try:
+            lines = _BY_RANK.validate_python(table)
+        except ValidationError:
+            lines = ()
+        if len(set(map(len, lines))) != 1 or not lines[0]:
             raise CheckpointError(
                 f"{self.name}: {BY_RANK} of {OWN} is {shown(table)}; it must hold lines of as many numbers "
                 "from 0 to 1, one line for each depth. Leave it out, or train the head again."
             )
-        return tuple(tuple(map(float, line)) for line in lines)
+        return lines
 
     @cached_property
     @never_lost()
@@ -125,7 +126,7 @@ class HeadFiles:
         Raises:
             CheckpointError: for weights that are missing, corrupt, or not finite.
         """
-        directory = self.location.with_weights(_PATTERNS).directory
+        directory = self._weights
         tensors = _dequantized(directory, _read(directory))
         for key, tensor in tensors.items():
             _check_numbers(directory, key, tensor)
@@ -138,9 +139,8 @@ class HeadFiles:
         Raises:
             CheckpointError: for weights that are missing or corrupt.
         """
-        directory = self.location.with_weights(_PATTERNS).directory
-        if _is_safe(directory):
-            names = SafetensorsSource(directory).shapes
+        if _is_safe(self._weights):
+            names = SafetensorsSource(self._weights).shapes
             return frozenset(name for name in names if not name.endswith(SCALES))
         return frozenset(self.tensors)
 
@@ -151,9 +151,13 @@ class HeadFiles:
         Raises:
             CheckpointError: for weights that are missing or corrupt.
         """
-        directory = self.location.with_weights(_PATTERNS).directory
-        names = SafetensorsSource(directory).shapes if _is_safe(directory) else ()
+        names = SafetensorsSource(self._weights).shapes if _is_safe(self._weights) else ()
         return any(name.endswith(SCALES) for name in names)
+
+    @cached_property
+    def _weights(self) -> Path:
+        """Directory of the weights, which are downloaded now if they are on the hub."""
+        return self.location.with_weights(_PATTERNS).directory
 
     @property
     def weight_bytes(self) -> int:
@@ -288,14 +292,14 @@ def write_head(
         CheckpointError: if it cannot be written; existing files stay.
     """
     contents = {CONFIG: json.dumps(config, indent=2) + "\n", **(texts or {})}
-    kept = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    stored = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     try:
         with contextlib.ExitStack() as finished:
             for name, text in contents.items():
                 content = text if isinstance(text, bytes) else text.encode()
                 finished.enter_context(atomic_path(directory / name)).write_bytes(content)
             save_file(
-                kept, finished.enter_context(atomic_path(directory / SINGLE)), {"format": "pt"}
+                stored, finished.enter_context(atomic_path(directory / SINGLE)), {"format": "pt"}
             )
     except (OSError, SafetensorError) as error:
         why = reason(error) if isinstance(error, OSError) else one_line(error)
@@ -316,19 +320,12 @@ def _read(directory: Path) -> dict[str, Tensor]:
         source = SafetensorsSource(directory)
         return {key: source.read(key) for key in source.shapes}
     files = [directory / name for name in _WHOLE if is_regular(directory / name)][:1]
-    if is_regular(directory / _PICKLED_INDEX):
-        names = read_object(directory / _PICKLED_INDEX).get("weight_map")
-        listed = sorted(set(names.values())) if isinstance(names, dict) else []
-        files = [directory / Path(str(name)).name for name in listed]
     if not files:
         raise CheckpointError(
             f"{directory} holds no weights; a head has {SINGLE}, {' or '.join(_WHOLE)} beside its "
             f"{CONFIG}."
         )
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= _safe(file) if file.suffix == ".safetensors" else _unpickled(file)
-    return tensors
+    return _safe(files[0]) if files[0].suffix == ".safetensors" else _unpickled(files[0])
 
 
 def _dequantized(directory: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -366,10 +363,6 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a file of torch; nothing but tensors is unpickled."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{file.name} is missing in {file.parent}; its index names it: download it."
-        ) from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{file} is corrupt or holds more than tensors ({one_line(error)}); download it again, or "
@@ -379,10 +372,6 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise CheckpointError(f"{file} is no mapping of names to tensors; download it again.")
     return {str(key): tensor for key, tensor in tensors.items()}
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def _check_numbers(directory: Path, key: str, tensor: Tensor) -> None:

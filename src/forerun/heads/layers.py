@@ -160,8 +160,8 @@ def _stacked(
     tensors: Mapping[str, Tensor], owner: str, names: Sequence[str], part: str
 ) -> Tensor | None:
     """The weights or biases of projections that read the same input, stacked; None if there are none."""
-    found = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
-    there = [tensor for tensor in found if tensor is not None]
+    parts = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
+    there = [tensor for tensor in parts if tensor is not None]
     return torch.cat(there) if there else None
 
 

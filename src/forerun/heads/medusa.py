@@ -150,9 +150,9 @@ class MedusaConfig:
         """Shapes of the tensors that a file may have."""
         output = (rows or self.draft_vocab_size, self.hidden_size)
         # vLLM also takes the first head's output matrix as the one for all.
-        one = {} if self.own_outputs else {"lm_head.weight": output, "lm_heads.0.weight": output}
+        shared = {} if self.own_outputs else {"lm_head.weight": output, "lm_heads.0.weight": output}
         ids = (self.draft_vocab_size,)
-        return {**one, "token_map": ids, "d2t": ids, "t2d": (self.vocab_size,)}
+        return {**shared, "token_map": ids, "d2t": ids, "t2d": (self.vocab_size,)}
 
 
 class MedusaHead:
@@ -271,8 +271,8 @@ def read_tensors(files: HeadFiles, vocab_size: int) -> tuple[MedusaConfig, dict[
     ids = draft_ids(tensors["d2t"], config.vocab_size, files.name)
     # In the target's order uniform numbers pick the same tokens as over its whole vocabulary.
     ids, order = ids.sort()
-    kept = order if rows is None else ids
-    tensors |= {key: own[kept] for key, own in tensors.items() if key.startswith("lm_head")}
+    chosen = order if rows is None else ids
+    tensors |= {key: own[chosen] for key, own in tensors.items() if key.startswith("lm_head")}
     return config, tensors | {"d2t": ids - torch.arange(len(ids))}
 
 

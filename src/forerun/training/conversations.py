@@ -163,7 +163,7 @@ def read_conversations(
         TrainingError: for a file that cannot be read or has other content, and if no conversation is
             left to train on.
     """
-    kept: list[Example] = []
+    examples: list[Example] = []
     left_out = {"too long": 0, "hardly answered": 0}
     for path in paths:
         # Line 1 holds the settings.
@@ -175,8 +175,8 @@ def read_conversations(
             elif answer < max(LEAST_ANSWER, LEAST_SHARE * len(conversation.prompt_ids)):
                 left_out["hardly answered"] += 1
             else:
-                kept.append(conversation)
-    if not kept:
+                examples.append(conversation)
+    if not examples:
         reason = "no conversation is there"
         if any(left_out.values()):
             reason = (
@@ -185,7 +185,7 @@ def read_conversations(
             )
         names = ", ".join(map(printable, paths))
         raise TrainingError(f"{names}: {reason}; make more with 'forerun train data'.")
-    return kept, left_out
+    return examples, left_out
 
 
 def _conversation(record: Record, where: str, vocab_size: int) -> Example:

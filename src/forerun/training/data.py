@@ -120,9 +120,9 @@ class DataRun:
         _check_room(engine, settings)
         self.summary, self._settings, self._engine = Summary(), settings, engine
         self._questions = questions
-        kept = list(keep_out)
+        unwanted = list(keep_out)
         self._seen, self._next = set[str](), 0
-        kept_out = KeptOut(turn for question in kept for turn in question.turns)
+        kept_out = KeptOut(turn for question in unwanted for turn in question.turns)
         variables = dict(variables or {})
         self._answering = Answering(
             engine, settings, questions, system, variables, kept_out, self._seen
@@ -136,7 +136,7 @@ class DataRun:
             "system": system,
             "template_vars": variables,
             "questions": None if questions is None else _digest(questions),
-            "keep_out": _digest(kept) if kept else None,
+            "keep_out": _digest(unwanted) if unwanted else None,
             **{
                 name: value for name, value in vars(settings).items() if name != "num_conversations"
             },

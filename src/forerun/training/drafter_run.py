@@ -95,8 +95,8 @@ class DrafterRun:
         self.kind = METHODS.get(kind, kind)
         summary = self.checkpoint.summary
         longest = min(settings.max_length, summary.max_context)
-        kept, left_out = read_conversations(data, summary.vocab_size, longest)
-        train, self.held = held_out(kept, settings.seed)
+        examples, left_out = read_conversations(data, summary.vocab_size, longest)
+        train, self.held = held_out(examples, settings.seed)
         self.stream = BatchStream(train, settings.micro_batch_tokens, settings.seed)
         torch.manual_seed(settings.seed)
         self.target = self._load_target()

@@ -134,16 +134,16 @@ def attend_drafts(
     """
     groups, size = query.shape[1] // keys.shape[1], keys.shape[2]
 
-    def each(vectors: Tensor) -> Tensor:
+    def repeated(vectors: Tensor) -> Tensor:
         return vectors.repeat_interleave(groups, 1) if groups > 1 else vectors
 
     query = query * query.shape[-1] ** -0.5
-    scores = [query @ each(keys).transpose(-1, -2) + unseen]
-    scores += [(query * each(key)).sum(-1, keepdim=True) for key, _ in drafted]
+    scores = [query @ repeated(keys).transpose(-1, -2) + unseen]
+    scores += [(query * repeated(key)).sum(-1, keepdim=True) for key, _ in drafted]
     shares = torch.cat(scores, -1).softmax(-1).to(values.dtype)
-    mixed = shares[..., :size] @ each(values)
+    mixed = shares[..., :size] @ repeated(values)
     for place, (_, value) in enumerate(drafted, start=size):
-        mixed = mixed + shares[..., place, None] * each(value)
+        mixed = mixed + shares[..., place, None] * repeated(value)
     return mixed.transpose(1, 2).flatten(2)
 
 

@@ -78,8 +78,8 @@ class TrainingReport:
 
     def notes(self) -> dict[str, Any]:
         """The part of the report that a resumed run needs, in JSON's types."""
-        kept = {"untrained": self.untrained, "curve": [asdict(point) for point in self.curve]}
-        return dict(json.loads(json.dumps(kept)))
+        content = {"untrained": self.untrained, "curve": [asdict(point) for point in self.curve]}
+        return dict(json.loads(json.dumps(content)))
 
     def resume(self, notes: Mapping[str, Any]) -> None:
         """Take over what an earlier run has noted, if anything."""

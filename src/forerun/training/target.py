@@ -93,7 +93,7 @@ class Teacher:
         """
         batch = batch.to(self.model.device)
         if self._head:
-            hidden: Mapping[int, Tensor] = self._kept(batch)
+            hidden: Mapping[int, Tensor] = self._states_of(batch)
             shown = hidden[self.model.num_layers]
         else:
             hidden, shown = self._run(batch.conversations)
@@ -117,7 +117,7 @@ class Teacher:
         own = {layer: hidden[layer] for layer in self.hidden_layers}
         return Lesson(batch, own, index, probs, most_probable)
 
-    def _kept(self, batch: ExampleBatch) -> dict[int, Tensor]:
+    def _states_of(self, batch: ExampleBatch) -> dict[int, Tensor]:
         """Hidden states by layer, [B, S, hidden_size], from memory for texts seen before.
 
         They are 0 past the ends of texts.

@@ -100,8 +100,10 @@ def _examples(request: DistillRequest, pipeline: Any, path: Path) -> diffusion.E
             made_for = (file.metadata() or {}).get("options")
         if made_for != asked:
             raise ConfigError(f"{path} is of other options: {made_for}; give another work folder.")
-        kept = load_file(path)
-        return diffusion.Examples(kept["latents"], kept["prompt_embeds"], kept.get("negative"))
+        stored = load_file(path)
+        return diffusion.Examples(
+            stored["latents"], stored["prompt_embeds"], stored.get("negative")
+        )
     job = request.job(pipeline, request.examples, request.start_steps, 0.0, None)
     embeds = job.prompt_embeds
     if embeds is None:
