@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.server.constraints import GrammarMask, Vocabulary
+from forerun.server.constraints import GrammarMask, GrammarVocabulary
 from tests.helpers.chat_templates import CHATML
 from tests.helpers.served import Client, byte_engine, byte_tokenizer, client, state_of
 from tests.matrix import DRAFTERS, DrafterCase
@@ -94,7 +94,7 @@ def test_any_object_is_json_and_a_grammar_of_llama_cpp_is_read() -> None:
 def test_a_mask_is_that_of_a_fresh_matcher() -> None:
     """However the hook is asked about: forwards, backwards, about drafts that are discarded."""
     engine = byte_engine()
-    matcher = Vocabulary(engine).compiled([{"json_schema": SCHEMA}])
+    matcher = GrammarVocabulary(engine).compiled([{"json_schema": SCHEMA}])
     draw, hook, text = random.Random(1), GrammarMask(matcher, 2), list[int]()
     for _ in range(150):
         found = hook([7, 7, *text[:3]], text[3:])

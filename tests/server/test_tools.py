@@ -230,6 +230,21 @@ def test_bad_tools_are_refused(body: dict[str, Any]) -> None:
         assert one.chat(**body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize(
+    "properties",
+    [{"a": {"type": "string", "maxLength": "x"}}, {"a": {"enum": 3}}, {"a": {"type": 3}}],
+    ids=str,
+)
+def test_parameters_that_are_no_schema_are_refused(name: str, properties: Any) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = [{"type": "function", "function": function}]
+    with client(state_of(byte_engine(None, template_of(name)))) as one:
+        error = one.chat(tools=tools, tool_choice="required")["error"]
+        assert error["type"] == "invalid_request_error"
+        assert one.chat(tools=tools, max_tokens=3)["object"] == "chat.completion"
+
+
 def test_a_template_without_tools_takes_none() -> None:
     with client(state_of(served_engine())) as one:
         assert one.chat(tools=TOOLS)["error"]["param"] == "tools"

@@ -199,10 +199,7 @@ class Answer:
     def requests(self) -> Sequence[EngineRequest]:
         return self._job.requests
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[Piece]:
         async for update in self._job:
             yield self._piece(update)
 

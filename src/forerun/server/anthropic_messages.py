@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from forerun.server import chat
 from forerun.server.answers import Answer, Block, Blocks, Counts
-from forerun.server.bodies import Body, ChatBody, SpeculativeBody
+from forerun.server.bodies import Body, ChatBody, CommonBody
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, event
 from forerun.server.state import ServerState
@@ -71,20 +71,12 @@ class CountBody(Body):
     cache_control: dict[str, Any] | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, CommonBody):
     """Body of /v1/messages."""
 
     max_tokens: int = Field(ge=1, le=2**31)
-    stream: bool | None = False
     stop_sequences: list[str] | None = Field(default=None, max_length=64)
-    temperature: float | None = Field(default=None, ge=0.0, le=100.0)
-    top_p: float | None = Field(default=None, ge=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=0, le=2**31)
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    speculative: bool | SpeculativeBody | None = None
-    # No effect on an answer of this server.
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -93,7 +85,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
-        names = {*MessagesBody.model_fields} - {*CountBody.model_fields, "stop_sequences"}
+        names = (*CommonBody.model_fields, "max_tokens", "top_k")
         fields = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
         asked = _chat_body(state, body, fields)
         return chat.answer(state, request, asked, MessageWriter(state, body).form)

@@ -97,32 +97,16 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class SamplingBody(Body):
-    """Fields that all fronts of OpenAI's form share."""
+class CommonBody(Body):
+    """Fields that the fronts of all forms share."""
 
     model: str | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(default=1, ge=1, le=128)
-    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
     temperature: float | None = Field(default=None, ge=0.0, le=100.0)
     top_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    presence_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
-    frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
-    logit_bias: dict[str, float] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
-    stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
-    ignore_eos: bool | None = None
-    response_format: ResponseFormat | None = None
-    grammar: _Text | None = None
     speculative: bool | SpeculativeBody | None = None
-    return_token_ids: bool | None = None
-    return_origins: bool | None = None
-    # Known to OpenAI and without effect on an answer of this server.
+    # No effect on an answer of this server.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -130,6 +114,27 @@ class SamplingBody(Body):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+
+
+class SamplingBody(CommonBody):
+    """Fields that chat and completions share."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=1, ge=1, le=128)
+    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
+    frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
+    stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    grammar: _Text | None = None
+    return_token_ids: bool | None = None
+    return_origins: bool | None = None
 
 
 class ChatBody(SamplingBody):

@@ -75,7 +75,7 @@ def bounded(schema: Any, param: str) -> Any:
     return {**schema, "x-guidance": _JSON} if isinstance(schema, dict) else schema
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """The tokens of a model, as grammars see them.
 
     Args:

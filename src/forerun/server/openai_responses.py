@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from forerun.server import chat
 from forerun.server.answers import Answer, Block, Blocks, Counts
-from forerun.server.bodies import Body, ChatBody, SpeculativeBody
+from forerun.server.bodies import ChatBody, CommonBody
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, event
 from forerun.server.state import ServerState
@@ -22,21 +22,14 @@ from forerun.server.state import ServerState
 _PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
 # Events of a growing block.
 _MORE = _PARTS | {"call": "function_call_arguments"}
-_SAME = ("temperature", "top_p", "seed", "speculative", "stream", "model")
 
 
-class ResponsesBody(Body):
+class ResponsesBody(CommonBody):
     """Body of /v1/responses."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
-    temperature: float | None = Field(default=None, ge=0.0, le=100.0)
-    top_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    speculative: bool | SpeculativeBody | None = None
-    stream: bool | None = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -47,14 +40,7 @@ class ResponsesBody(Body):
     truncation: Literal["disabled"] | None = None
     # No effect on an answer of this server.
     include: list[str] | None = None
-    metadata: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
     stream_options: dict[str, Any] | None = None
-    user: str | None = None
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -77,7 +63,7 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
     Raises:
         ApiError: for an item that is not served.
     """
-    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    fields: dict[str, Any] = {name: getattr(body, name) for name in CommonBody.model_fields}
     fields |= {"max_tokens": body.max_output_tokens, "messages": _messages(body)}
     # Tools of other types run on servers of others.
     tools = [_nested(one, "function") for one in body.tools or () if one.get("type") == "function"]

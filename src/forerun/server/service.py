@@ -81,10 +81,7 @@ class AnswerJob:
     left: int = 0
     """Requests whose last update has not come."""
 
-    def __aiter__(self) -> AsyncIterator[Update]:
-        return self._follow()
-
-    async def _follow(self) -> AsyncIterator[Update]:
+    async def __aiter__(self) -> AsyncIterator[Update]:
         while self.left:
             update = await self.updates.get()
             if isinstance(update, Exception):

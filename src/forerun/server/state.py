@@ -15,8 +15,9 @@ from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import PromptReader
 from forerun.engine.text import Decoder
+from forerun.models.tokenizer import byte_letters
 from forerun.server.bodies import SamplingBody, SpeculativeBody
-from forerun.server.constraints import GrammarMask, Vocabulary
+from forerun.server.constraints import GrammarMask, GrammarVocabulary
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, Make
 from forerun.server.service import EngineRequest, EngineService
@@ -64,8 +65,8 @@ class ServerState:
         return None if self.template is None else format_of(self.template.source)
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.engine)
+    def vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self.engine)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
@@ -197,7 +198,8 @@ class TokenNames:
         self.special = self._decoder.special
         self._names = {number: name for name, number in self.special.items()}
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._bytes = _bytes_by_letter() if self._decoder.joins else {}
+        letters = byte_letters() if self._decoder.joins else []
+        self._bytes = {letter: byte for byte, letter in enumerate(letters)}
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
@@ -219,10 +221,3 @@ class TokenNames:
         if letters and "▁" in letters and not self._decoder.joins:
             text = letters.replace("▁", " ")
         return text, text.encode()
-
-
-def _bytes_by_letter() -> dict[str, int]:
-    """Bytes by the letters that stand for them in byte-level vocabularies."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}

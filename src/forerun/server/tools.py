@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.server.answers import ToolCallPart, overlap
 from forerun.server.bodies import ChatBody, Function, NamedTool
-from forerun.server.constraints import Vocabulary, bounded
+from forerun.server.constraints import GrammarVocabulary, bounded
 from forerun.server.errors import ApiError
 
 # A call as an object, up to its arguments.
@@ -26,9 +26,6 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.D
 # A text and its end, for values that are not JSON.
 _VALUE = 'value[suffix="\\n</parameter>\\n"]: /(.|\\n)*/'
 
-Write = Callable[[Vocabulary, str, dict[str, Any]], str]
-"""Writes one call in Lark's form, by its name and the schema of its arguments."""
-
 
 @dataclass(frozen=True)
 class ToolFormat:
@@ -39,7 +36,8 @@ class ToolFormat:
         start: mark before the first call; empty if an answer is calls or none.
         end: text behind the arguments, up to which the rest is skipped.
         heads: beginnings of a call up to its arguments.
-        write: writes one call for a grammar.
+        shape: texts of one call that is forced, with NAME for its name and ARGUMENTS for those, each text a
+            token where it is one; empty for XML.
         around: texts before, between and behind the calls that are forced.
         marks: special tokens that belong to the form.
         id_form: form of a call's id.
@@ -49,7 +47,7 @@ class ToolFormat:
     start: str
     end: str
     heads: Sequence[re.Pattern[str]]
-    write: Write
+    shape: Sequence[str] = ()
     around: Sequence[Sequence[str]] = ((), ("\n",), ())
     marks: Sequence[str] = ()
     id_form: str = "call_{:.24}"
@@ -57,7 +55,7 @@ class ToolFormat:
     def new_id(self) -> str:
         return self.id_form.format(uuid.uuid4().hex)
 
-    def rules(self, words: Vocabulary, functions: Sequence[Function], several: bool) -> str:
+    def rules(self, words: GrammarVocabulary, functions: Sequence[Function], several: bool) -> str:
         """The rule `calls` in Lark's form, and those that it needs."""
         before, between, behind = (" ".join(map(words.literal, texts)) for texts in self.around)
         names = [f"call{number}" for number in range(len(functions))]
@@ -65,26 +63,22 @@ class ToolFormat:
         found = [f"calls: {before} call {more} {behind}", f"call: {' | '.join(names)}"]
         for number, one in enumerate(functions):
             schema = bounded(one.parameters or {"type": "object"}, "tools")
-            found.append(f"{names[number]}: {self.write(words, one.name, schema)}")
+            found.append(f"{names[number]}: {self._rule(words, one.name, schema)}")
         return "\n".join([*found, _VALUE] if self.heads[0] is _XML else found)
 
-
-def _object(start: str, arguments: str, end: str) -> Write:
-    def write(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
-        opening = [words.literal(start)] if start else []
-        head = ("\n" if end else "") + f'{{"name": "{name}", "{arguments}": '
-        closing = [json.dumps("}\n"), words.literal(end)] if end else [json.dumps("}")]
-        return " ".join([*opening, json.dumps(head), f"%json {json.dumps(schema)}", *closing])
-
-    return write
-
-
-def _named(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
-    marks = [words.literal("[TOOL_CALLS]"), json.dumps(name), words.literal("[ARGS]")]
-    return " ".join([*marks, f"%json {json.dumps(schema)}"])
+    def _rule(self, words: GrammarVocabulary, name: str, schema: dict[str, Any]) -> str:
+        try:
+            if not self.shape:
+                return _xml(words, name, schema)
+            written = f"%json {json.dumps(schema)}"
+        except (AttributeError, TypeError, ValueError):
+            message = f"the parameters of tool {name} are not a JSON schema."
+            raise ApiError(400, message, param="tools") from None
+        texts = [text.replace("NAME", name) for text in self.shape]
+        return " ".join(written if text == "ARGUMENTS" else words.literal(text) for text in texts)
 
 
-def _xml(words: Vocabulary, name: str, schema: dict[str, Any]) -> str:
+def _xml(words: GrammarVocabulary, name: str, schema: dict[str, Any]) -> str:
     required, parts = schema.get("required", ()), [words.literal("<tool_call>")]
     parts.append(json.dumps(f"\n<function={name}>\n"))
     for key, kind in schema.get("properties", {}).items():
@@ -107,28 +101,30 @@ def _is_text(schema: Any) -> bool:
     return not isinstance(schema, dict) or schema.get("type", "string") == "string"
 
 
+_CALL = ('\n{"name": "NAME", "arguments": ', "ARGUMENTS", "}\n")
 FORMATS: Mapping[str, ToolFormat] = {
-    "qwen3_coder": ToolFormat("<function=", "<tool_call>", "</tool_call>", (_XML,), _xml),
+    "qwen3_coder": ToolFormat("<function=", "<tool_call>", "</tool_call>", (_XML,)),
     "hermes": ToolFormat(
         *("<tool_call>", "<tool_call>", "</tool_call>", (_OBJECT,)),
-        _object("<tool_call>", "arguments", "</tool_call>"),
+        ("<tool_call>", *_CALL, "</tool_call>"),
     ),
     "mistral_named": ToolFormat(
-        *("[ARGS]", "[TOOL_CALLS]", "", (_NAMED,), _named),
+        *("[ARGS]", "[TOOL_CALLS]", "", (_NAMED,)),
+        ("[TOOL_CALLS]", "NAME", "[ARGS]", "ARGUMENTS"),
         around=((), (), ()),
         marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         id_form="{:.9}",
     ),
     "mistral": ToolFormat(
         *("[TOOL_CALLS]", "[TOOL_CALLS]", "}", (_OBJECT, _NAMED)),
-        _object("", "arguments", ""),
+        tuple(text.strip("\n") for text in _CALL),
         around=(("[TOOL_CALLS]", "["), (", ",), ("]",)),
         marks=("[TOOL_CALLS]",),
         id_form="{:.9}",
     ),
     "llama3": ToolFormat(
         *('"parameters": ', "", "}", (_OBJECT,)),
-        _object("", "parameters", ""),
+        ('{"name": "NAME", "parameters": ', "ARGUMENTS", "}"),
         around=((), ("; ",), ()),
     ),
 }
@@ -152,7 +148,7 @@ class ToolCallReader:
 
     def __init__(self, form: ToolFormat, functions: Sequence[Function]) -> None:
         self._form, self._held, self._count, self._depth = form, "", 0, 0
-        self._schemas = {one.name: one.parameters or {} for one in functions}
+        self._schemas = {one.name: (one.parameters or {}).get("properties") for one in functions}
         self._state: Callable[[bool], bool] = self._text
         self._read, self._parts, self._ends = list[str](), list[ToolCallPart](), form.end
         self._quoted, self._name = "", ""
@@ -259,7 +255,8 @@ class ToolCallReader:
             self._add("{}" if not self._depth else "}")
             self._held, self._state = self._held[closed.end() if closed else 0 :], self._end
             return True
-        schema = self._schemas.get(self._name, {}).get("properties", {}).get(match[1])
+        schemas = self._schemas.get(self._name)
+        schema = schemas.get(match[1]) if isinstance(schemas, dict) else None
         value = json.dumps(_value(match[2], schema), ensure_ascii=False)
         self._add(f"{', ' if self._depth else '{'}{json.dumps(match[1])}: {value}")
         self._held, self._depth = self._held[match.end() :], self._depth + 1
