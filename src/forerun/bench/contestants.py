@@ -32,8 +32,8 @@ class Measured:
     Args:
         side: what it took.
         stats: its counters, where it has some.
-        identical: outputs that are plain decoding's; None where they need not be.
-        differences: why others are not, where that was found out.
+        identical: number of outputs equal to plain decoding's; None where they need not be.
+        differences: causes of the other outputs, as far as they are known.
     """
 
     side: Side

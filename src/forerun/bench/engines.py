@@ -27,7 +27,7 @@ from forerun.progress import report
 
 @dataclass(frozen=True)
 class Prepared:
-    """Prompts, and what could not be made one.
+    """Prompts that fit the context, and the number of turns that do not.
 
     Args:
         prompts: in the order of the questions, a turn each.
@@ -49,7 +49,7 @@ def prepare(
     system: str | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """All turns of questions as prompts; of each up to the first that does not fit.
+    """Prompts of questions: one for each turn, up to the first turn that does not fit the context.
 
     Args:
         engine: answers earlier turns, greedily and plainly, so that all methods see the same text.
@@ -134,8 +134,8 @@ class Workshop:
     def drafting(
         self, settings: Sequence[Setting], prepared: Prepared, params: SamplingParams, batch: int
     ) -> Iterator[list[Drafting]]:
-        """A contestant for each setting. At the end the engines are closed: what their policies have learned
-        stays on disk, but for cold ones, which find nothing there and leave nothing.
+        """Engines of the settings as contestants, closed at the end. Their policies keep on disk what
+        they have learned; cold ones use an empty folder of their own.
 
         Raises:
             ForerunError: for a setting that cannot be run.
@@ -166,7 +166,7 @@ class Workshop:
 
 @contextmanager
 def _learning_in(folder: str) -> Iterator[None]:
-    """Policies of engines that are made within keep what they learn in a folder of their own."""
+    """Context in which the policies of new engines keep what they learn in another folder."""
     before = os.environ.get(CACHE_VARIABLE)
     os.environ[CACHE_VARIABLE] = folder
     try:

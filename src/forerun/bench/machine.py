@@ -31,8 +31,8 @@ def use_threads(threads: int | None) -> int:
 
 
 def instruction(precision: str) -> str:
-    """The precision whose instruction multiplies numbers of this one: int8's serves all quantized
-    weights, fp32's all floats but bf16."""
+    """Precision whose instruction multiplies these numbers: int8 for all quantized weights, fp32 for all
+    floats but bf16."""
     if precision == "bf16":
         return precision
     return "fp32" if precision in DTYPES else "int8"

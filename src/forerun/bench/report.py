@@ -1,4 +1,4 @@
-"""The report of a session: its figures, the verdict, and all that a reader must know beside them."""
+"""Report of a session: figures, verdict, and how it was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows: what was measured of a setting and a group of prompts, beside plain decoding of the same."""
+"""Measured pairs: runs of a setting and of plain decoding on the same prompts, and the format of their
+file."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def key_of(group: Group, setting: str, temperature: float) -> PairKey:
 
 
 def grouped(prompts: Sequence[EncodedPrompt], batches: Sequence[int]) -> list[list[Group]]:
-    """For each prompt the groups that begin with it: of each size those after it in its category, from
-    its first prompts again where there are no more."""
+    """Groups of prompts by the prompt that they begin with. A group holds the next prompts of the
+    category, and the category's first ones where too few are left."""
     categories: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in prompts:
         categories[prompt.category].append(prompt)
@@ -65,7 +65,7 @@ class _Losers:
             self._speedups[row.key.place].append(row.speedup)
 
     def drop(self) -> Iterator[str]:
-        """Drop those that lost on each of FEW prompts or more; a sentence about each."""
+        """Drop settings that were slower on each of at least FEW prompts; yields a sentence about each."""
         for place, speedups in self._speedups.items():
             if place not in self.dropped and len(speedups) >= FEW and max(speedups) < 1:
                 self.dropped.add(place)
@@ -75,8 +75,8 @@ class _Losers:
                 )
 
     def halve(self, least: int) -> Iterator[str]:
-        """Drop the slower half of each temperature and batch size, but for the default, down to `least`
-        settings; a sentence about them."""
+        """Drop the slower half of the settings at each temperature and batch size, down to `least` and
+        never the default; yields a sentence about them."""
         ranked: dict[tuple[float, int], list[Place]] = defaultdict(list)
         for place in sorted(self._speedups, key=lambda place: -median(self._speedups[place])):
             if place not in self.dropped and place[0] != DEFAULT:

@@ -100,8 +100,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Crossed:
-    """All combinations that can be run, and sentences: on each kind that cannot, and on names that do not
-    explain themselves."""
+    """Settings that can be run, with notes on combinations that cannot and on names that need explaining."""
 
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
@@ -125,7 +124,8 @@ def likely_methods(target: str, models: Sequence[str]) -> tuple[str, ...]:
 
 
 def cross(axes: Axes, target: str, cold: bool = True) -> Crossed:
-    """Settings for a target, and what was left out; the default also cold, or warm alone.
+    """Settings for a target, with notes on what was left out; `cold` adds the default without what it has
+    learned.
 
     Raises:
         UnknownNameError: for an unknown method or policy, or an option that none of them has.
@@ -180,7 +180,7 @@ def _of_method(axes: Axes, method: str, target: str, notes: dict[str, None]) -> 
 
 
 def _shown(axes: Axes, model: str | None) -> str:
-    """The last part of a model's name where that tells it from the others."""
+    """Last part of a model's name, or the whole name where two share their last part."""
     if model is None:
         return ""
     name = PurePath(model).name

@@ -1,4 +1,4 @@
-"""From rows to figures: for each setting, temperature and batch, over all categories and each alone."""
+"""Figures of each setting, temperature and batch size, over all categories and for each category."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SettingFigures:
 
     @property
     def identical(self) -> tuple[int, int] | None:
-        """Outputs that are plain decoding's, and how many had to be; None where none had."""
+        """Numbers of outputs that equal plain decoding's and of outputs that must; None where none must."""
         comparable = [row for row in self.rows if row.identical is not None]
         same = sum(row.identical or 0 for row in comparable)
         return (same, sum(len(row.key.prompts) for row in comparable)) if comparable else None
@@ -196,8 +196,8 @@ def ahead(left: SettingFigures, right: SettingFigures) -> Interval | None:
 
 
 def picked_fairly(cells: Sequence[SettingFigures]) -> Interval | None:
-    """The speed-up of picking the best on one half of the prompts and measuring it on the other, both
-    ways round: the best of many looks better than it is on the prompts that it was picked by."""
+    """Speed-up of the best setting when it is chosen on one half of the prompts and measured on the
+    other, both ways. On the prompts that it was chosen by, the best of many looks better than it is."""
     places = list(dict.fromkeys(_place(row) for cell in cells for row in cell.rows))
     halves = [set(places[::2]), set(places[1::2])]
     speedups: list[float] = []

@@ -82,7 +82,7 @@ def run(request: TuneRequest) -> Result:
 def config_values(
     request: TuneRequest, verdict: Recommendation, settings: Sequence[Setting]
 ) -> dict[str, Any]:
-    """Options that follow from a verdict, by the names of their flags, and those that it was measured at."""
+    """Options of the recommended setting and of its measurement, by the names of their flags."""
     model = request.model
     values: dict[str, Any] = {"model": model.model}
     values |= {n: getattr(model, n) for n in ("dtype", "kv_dtype") if getattr(model, n) != "auto"}

@@ -177,7 +177,7 @@ def _loses(cell: SettingFigures) -> bool:
 
 
 def _better(own: _Field, here: SettingFigures) -> SettingFigures | None:
-    """The setting that is surely better than this one on its category, if one is."""
+    """The setting that is clearly better than this one on its category; None if there is none."""
     rivals = [c for c in own.parts if c.category == here.category and c is not here]
     rival = max(rivals, key=lambda cell: cell.speedup.value, default=None)
     if rival is None or len(rival.rows) < FEW or not _wins(rival):

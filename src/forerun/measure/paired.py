@@ -208,8 +208,8 @@ def empty_caches(engine: Engine) -> None:
 
 @contextmanager
 def warming_up(engine: Engine) -> Iterator[None]:
-    """Rounds that teach the engine's policy nothing, so that what is measured after them is what a user
-    gets. Policy `fixed`, which learns nothing, warms up the lengths that it drafts."""
+    """Context of warm-up rounds, from which the engine's policy learns nothing: what follows is what a
+    user gets. Policy `fixed`, which never learns, warms up the lengths that it drafts."""
     if isinstance(engine.policy, FixedPolicy):
         yield
         return

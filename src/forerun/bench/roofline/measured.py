@@ -134,8 +134,8 @@ def measure(request: RooflineRequest, target: CausalLM, draft: CausalLM | None) 
 
 
 def limits_of(machine: Machine) -> LimitsNow:
-    """Limits that are measured when they are asked for. Where the processor lacks the instruction, the
-    peak is what a prefill of the model reaches."""
+    """Limits measured whenever they are asked for; where the processor lacks the instruction, the peak is
+    that of a prefill of the model."""
     reached: dict[int, float] = {}
 
     def now(model: CausalLM, count: float) -> Limits:
