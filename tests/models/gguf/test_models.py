@@ -263,6 +263,29 @@ def test_what_becomes_of_the_tensors(tmp_path: Path) -> None:
     assert total == Checkpoint.open(path).summary.parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("a-Q8_0.gguf", Kind.Q8_0, False),
+        ("a-Q4_K_M.gguf", Kind.Q4_K, False),
+        # Rows that are no blocks of 256.
+        ("a.q4_k_m.gguf", Kind.Q5_0, False),
+        ("qq4_1-model.gguf", Kind.Q8_0, False),
+        ("a-bf16.gguf", Kind.BF16, False),
+        ("a-Q4_K_M.gguf", Kind.Q8_0, True),
+        ("a-IQ2_XXS.gguf", Kind.Q4_0, True),
+        ("a-F16.gguf", Kind.Q8_0, True),
+        ("a-Q8_0.gguf", Kind.F32, True),
+    ],
+)
+def test_a_name_that_says_another_quantization(
+    name: str, kind: Kind, told: bool, tmp_path: Path
+) -> None:
+    write_model(tmp_path / name, kind=kind)
+    notes = [note for note in Checkpoint.open(tmp_path / name).notes if "matrices" in note]
+    assert [(name in note, kind.name in note) for note in notes] == [(True, True)] * told
+
+
 def test_a_tensor_of_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, more={"blk.0.more.weight": np.ones((4, 32), np.int8)})

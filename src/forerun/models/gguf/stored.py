@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -196,6 +197,23 @@ _SAMPLING = {
 }
 
 
+# A quantization in the name of a file: its bits, or a type that is none.
+_NAMED = re.compile(r"(?<![a-z0-9])(?:i?q([2-8])_|(bf16|f16|f32)(?![a-z0-9]))", re.IGNORECASE)
+
+
+def _other_types(name: str, types: set[str]) -> Iterator[str]:
+    """A note on a file whose name says another quantization than its matrices have."""
+    found = _NAMED.search(name)
+    if found is None:
+        return
+    # llama.cpp stores matrices whose rows are no blocks of 256 with a bit more.
+    bits = {found[1], str(int(found[1] or 0) + 1)}
+    here = {re.sub(r"\D*(\d+).*", r"\1", kind) for kind in types}
+    if not (bits & here if found[1] else found[2].upper() in types):
+        stored = ", ".join(sorted(types))
+        yield f"The name of {printable(name)} says {found[0].strip('_')}, its matrices are {stored}."
+
+
 class StoredGguf:
     """A GGUF file; implements `forerun.models.stored.StoredModel`.
 
@@ -235,7 +253,8 @@ class StoredGguf:
         used = {_RECOMMENDED + key for key in _SAMPLING.values()}
         unused = [k for k in self.header.metadata if k.startswith(_RECOMMENDED) and k not in used]
         said = f"Recommended sampling that is not used: {printable(', '.join(unused))}."
-        return (*tokenizer_notes(self.header), *([said] if unused else []))
+        notes = (*tokenizer_notes(self.header), *([said] if unused else []))
+        return (*notes, *_other_types(self.header.path.name, {kind.name for kind in self.kinds}))
 
     def architecture(self, config: Any) -> Architecture:
         shape = read_architecture(config)
