@@ -24,7 +24,7 @@ def shown(*rounds: Round) -> list[str]:
 
 
 def test_a_tree_is_drawn_with_its_branches_below() -> None:
-    assert shown(Round(TREE, drawn=False, verdict=VERDICT))[1:] == [
+    assert shown(Round(TREE, drawn=False, verdict=VERDICT))[2:] == [
         "round 1: 2 of 4 accepted, emitted «1» «4» ‹5›",
         "  «1»",
         "    2 3",
@@ -35,7 +35,7 @@ def test_a_tree_is_drawn_with_its_branches_below() -> None:
 def test_a_chain_is_one_line_and_a_plain_round_has_none() -> None:
     chain = Round(Draft.chain([7, 8, 9]), False, Verdict((), (6,), (Origin.RECOVERED,)))
     plain = Round(Draft.chain([]), False, Verdict((), (5,), (Origin.PLAIN,)))
-    assert shown(chain, plain)[1:] == [
+    assert shown(chain, plain)[2:] == [
         "round 1: 0 of 3 accepted, emitted ¦6¦",
         "  7 8 9",
         "round 2: plain, emitted 5",

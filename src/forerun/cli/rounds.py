@@ -17,6 +17,7 @@ def show_rounds(console: Console, rounds: Sequence[Round], tokenizer: Tokenizer 
     """Print the meaning of the marks and all rounds; without a tokenizer, tokens are ids."""
     legend = (f"{MARKS[key][0]}{text}{MARKS[key][1]}" for key, text in MEANINGS.items())
     console.print(" ".join(legend), highlight=False)
+    console.print("⟨⟩: not accepted in a draft, plain in the output", highlight=False)
     for number, entry in enumerate(rounds, start=1):
         for line in _lines(number, entry, tokenizer):
             console.print(line, highlight=False)

@@ -15,7 +15,6 @@ Prompt = str | Iterable[int] | Sequence[Message]
 """Text, token ids, or the messages of a conversation."""
 
 T = TypeVar("T")
-_KINDS = "a prompt is text, a list of token ids, or a list of messages"
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,9 @@ def _entries(value: Any, what: str = "prompt") -> list[Any]:
     try:
         return list(value)
     except Exception:
-        raise PromptError(f"the {what} is {shown(value)}; {_KINDS}.") from None
+        raise PromptError(
+            f"the {what} is {shown(value)}; a prompt is text, a list of token ids, or a list of messages."
+        ) from None
 
 
 def _is_token(value: Any) -> bool:

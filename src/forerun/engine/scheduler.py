@@ -302,10 +302,8 @@ class Scheduler:
         )
         output = self.parts.target.forward(batch, self.cache)
         if count is not None and output.logits is not None:
-            rows, following = (
-                output.logits[0].log_softmax(-1),
-                request.token_ids[start + 1 : stop + 1],
-            )
+            rows = output.logits[0].log_softmax(-1)
+            following = request.token_ids[start + 1 : stop + 1]
             running.prompt_logprobs[start:] = token_logprobs(rows, following, count)
         if layers:
             self.parts.guarded.observe_prefill(running, start, output)
