@@ -14,7 +14,7 @@ from forerun.options import FileName, Text, option, options, part
 from forerun.report.result import DEFECT_FOUND, Result
 
 _Engine = Literal["vllm", "sglang", "llama.cpp"]
-_TARGET = "The target; left out, the one that the head names in forerun.json."
+_TARGET = "The target; by default the one that the head names in forerun.json."
 _ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
 
 
@@ -22,10 +22,9 @@ _ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
 class CheckRequest:
     """Check a trained head for other engines.
 
-    HEAD is a directory or a hub id. Its config and tensors are checked for everything that engines
-    are known to refuse, or to take without a word for something else. Then its forward is run on 64
-    tokens of the target as each engine reads it, beside the forward that was trained. Exit code 1
-    where an engine does not load it or drafts otherwise.
+    HEAD is a directory or a hub id. Its config and tensors are checked for everything that engines are
+    known to refuse or to misread silently. Then the head drafts on 64 tokens of the target as each engine
+    reads it, and as it was trained. Exit code 1 if an engine does not load it or drafts otherwise.
     """
 
     head: Text = option(
@@ -45,9 +44,9 @@ class CheckRequest:
 class ExportRequest:
     """Export a trained head to other engines.
 
-    HEAD is a directory or a hub id, in any published layout. It is written in the one that vLLM,
-    SGLang and llama.cpp all load. What an engine would not load, or would read otherwise, is refused
-    with the reason. Nothing is written over what is there.
+    HEAD is a directory or a hub id, in any published layout. It is written in the layout that vLLM, SGLang
+    and llama.cpp all load. A head that an engine would not load, or would misread, is refused with the
+    reason. Existing files are never overwritten.
     """
 
     head: Text = option(
@@ -58,7 +57,7 @@ class ExportRequest:
     place: ModelOptions = part(default=ModelOptions, section="Model", without=_ELSEWHERE)
     engines: tuple[_Engine, ...] = option(
         default=(),
-        description="The engines that must load it; all unless named.",
+        description="The engines that must load it; by default all.",
         section="Engines",
     )
 

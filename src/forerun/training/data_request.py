@@ -30,16 +30,16 @@ CONTEXT = 2048
 class DataRequest:
     """Have a model write and answer prompts to train drafters on.
 
-    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. A chat model writes the
-    prompts from an empty user turn and answers them in its chat template; a base model writes texts and
-    goes on with them; or either answers the questions of files. Repeated prompts and those of an
-    evaluation are left out. Every answer is a line of JSON with its token ids. The file grows: the same
-    command goes on where an earlier run has ended.
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. A chat model writes prompts
+    from an empty user turn and answers them in its chat template. A base model writes beginnings of texts
+    and continues them. Either can answer questions from files instead. Repeated prompts and those of an
+    evaluation are left out. Every answer is a line of JSON with its token ids. The same command resumes an
+    earlier run and appends to its file.
     """
 
     output: FileName | None = option(
         default=None,
-        description="Where to write, and to go on; left out, MODEL-data.jsonl.",
+        description="File to write and to resume; by default MODEL-data.jsonl.",
         section="Data",
     )
     questions: tuple[FileName, ...] = option(
@@ -47,7 +47,7 @@ class DataRequest:
     )
     keep_out: tuple[FileName, ...] = option(
         default=(),
-        description=f"Questions to leave out, by text and by runs of words: {FILES}",
+        description=f"Questions to leave out, found by their text or by runs of words: {FILES}",
         repeat=True,
     )
     settings: DataSettings = part(default=DataSettings, section="Data")
@@ -65,7 +65,7 @@ class DataRequest:
         without=("kv_dtype",),
         argument="model",
         help={
-            "max_context": f"Tokens of prompt and answer at most; left out, the model's up to {CONTEXT}."
+            "max_context": f"Maximum tokens of prompt and answer; by default the model's, up to {CONTEXT}."
         },
     )
 

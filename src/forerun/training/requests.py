@@ -31,11 +31,11 @@ class TrainRequest:
     kind: ClassVar[str]
     more: ClassVar[str] = """
 
-        MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2; its answers are what
-        'forerun train data MODEL' has written, which it does first where nothing is. Training shows the
-        expected acceptance length on held-out conversations, computed from the probabilities of both,
-        keeps the best weights, and ends where it grows no more. The same command goes on where an earlier
-        run has ended.
+        MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. The data are its own
+        answers, written by 'forerun train data MODEL', which runs first if there are none. Training shows
+        the expected acceptance length on held-out conversations, computed from the probabilities of both
+        models, keeps the best weights, and stops when that length no longer grows. The same command
+        resumes an earlier run.
         """
 
     model: Text = option(
@@ -43,20 +43,21 @@ class TrainRequest:
     )
     data: tuple[FileName, ...] = option(
         default=(),
-        description="What 'forerun train data' has written; left out, MODEL-data.jsonl.",
+        description="File of 'forerun train data'; by default MODEL-data.jsonl.",
         repeat=True,
     )
     output: FileName | None = Field(
         default=None,
-        description="Where to write, and to go on; left out, MODEL and the kind of drafter.",
+        description="Directory to write and to resume from; by default MODEL-KIND.",
     )
     begin_with: FileName | None = Field(
-        default=None, description="Begin with the weights of this drafter, of the same shape."
+        default=None,
+        description="Start from the weights of this drafter, which has the same shape.",
     )
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="Threads of the CPU, its cores at most; torch's own number.",
+        description="CPU threads; by default torch's own number.",
     )
     training: DrafterSettings = part(default=DrafterSettings, section="Training")
     own: Any = part(default=NoOptions)

@@ -17,22 +17,23 @@ class DataSettings:
         default=None,
         ge=1,
         le=10**9,
-        description="Conversations to write at most; left out, 1000 where the model asks, else all.",
+        description="Most conversations to write; by default 1000 if the model writes the prompts, else all.",
     )
-    max_tokens: int = Field(default=400, ge=1, le=2**20, description="Tokens of an answer at most.")
+    max_tokens: int = Field(default=400, ge=1, le=2**20, description="Maximum tokens of an answer.")
     temperature: float = Field(
-        default=1.0, ge=0.0, le=100.0, description="Of the answers that are not greedy."
+        default=1.0, ge=0.0, le=100.0, description="Temperature of answers that are not greedy."
     )
     greedy_share: float = Field(
-        default=0.33, ge=0.0, le=1.0, description="Share of the conversations answered greedily."
+        default=0.33,
+        ge=0.0,
+        le=1.0,
+        description="Share of conversations that are answered greedily.",
     )
-    top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Answers keep this most likely share."
-    )
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Top-p of the answers.")
     prompt_tokens: int = Field(
-        default=160, ge=1, le=2**20, description="Tokens of a prompt that the model writes at most."
+        default=160, ge=1, le=2**20, description="Maximum tokens of a prompt that the model writes."
     )
-    seed: int = Field(default=0, ge=0, lt=2**20, description="Of all draws; another gives others.")
+    seed: int = Field(default=0, ge=0, lt=2**20, description="Seed of all draws.")
 
     def temperature_of(self, item: int) -> float:
         """Temperature of the answers in conversation `item`; greedy conversations are evenly spread."""
@@ -45,31 +46,31 @@ class DrafterSettings:
     """Training settings that all drafters share."""
 
     minutes: float = Field(
-        default=60.0, gt=0.0, le=1e6, description="Of training at most, without pauses."
+        default=60.0, gt=0.0, le=1e6, description="Maximum minutes of training, without pauses."
     )
     tokens: int | None = Field(
         default=None,
         ge=1,
         le=10**15,
-        description="Tokens of conversations at most; left out, no limit.",
+        description="Maximum tokens to train on; no limit by default.",
     )
     max_length: int = Field(
         default=1024,
         ge=16,
         le=2**20,
-        description="Tokens of a conversation; longer ones are left out.",
+        description="Maximum tokens of a conversation; longer ones are left out.",
     )
     micro_batch_tokens: int = Field(
-        default=1024, ge=16, le=2**24, description="Tokens that are worked on at once."
+        default=1024, ge=16, le=2**24, description="Tokens of a micro-batch."
     )
     micro_batches: int = Field(
-        default=1, ge=1, le=2**16, description="Micro-batches of a step, of all processes together."
+        default=1, ge=1, le=2**16, description="Micro-batches of a step, over all processes."
     )
     matrix_learning_rate: float = Field(
-        default=0.02, gt=0.0, le=10.0, description="Of the matrices in the layers, by Muon."
+        default=0.02, gt=0.0, le=10.0, description="Learning rate of the layers' matrices (Muon)."
     )
     learning_rate: float = Field(
-        default=1e-3, gt=0.0, le=10.0, description="Of all other weights, by AdamW."
+        default=1e-3, gt=0.0, le=10.0, description="Learning rate of all other weights (AdamW)."
     )
     validate_minutes: float = Field(
         default=5.0, gt=0.0, le=1e6, description="Minutes of training between two validations."
@@ -78,9 +79,9 @@ class DrafterSettings:
         default=6,
         ge=1,
         le=10**6,
-        description="Validations in a row without a longer acceptance after which training ends.",
+        description="Training ends after this many validations in a row without a longer acceptance.",
     )
-    seed: int = Field(default=0, ge=0, lt=2**31, description="Of all that is drawn.")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of all draws.")
 
 
 @options
@@ -91,7 +92,7 @@ class HeadSettings(DrafterSettings):
         default=16384,
         ge=16,
         le=2**31,
-        description="Tokens that the head can draft: the most frequent ones of the answers.",
+        description="Number of tokens that the head can draft, the most frequent ones in the answers.",
     )
 
 
@@ -100,12 +101,12 @@ class DSparkSettings:
     """Shape and training density of a DSpark head."""
 
     layers: int = Field(default=2, ge=1, le=64, description="Decoder layers.")
-    block_size: int = Field(default=7, ge=1, le=64, description="Tokens of a draft at most.")
+    block_size: int = Field(default=7, ge=1, le=64, description="Maximum tokens of a draft.")
     fused_layers: int = Field(
-        default=5, ge=1, le=64, description="Hidden states of the target that are fused."
+        default=5, ge=1, le=64, description="Number of the target's hidden states that are fused."
     )
     markov_rank: int = Field(
-        default=128, ge=0, le=4096, description="Of the term of the token before; 0 for none."
+        default=128, ge=0, le=4096, description="Rank of the bigram term; 0 for none."
     )
     density: float = Field(
         default=0.35,
@@ -130,13 +131,13 @@ class Eagle3Settings:
         default=None,
         ge=1,
         le=2**16,
-        description="Heads of keys and values; left out, as many as heads of queries.",
+        description="Key and value heads; by default as many as query heads.",
     )
     intermediate_size: int | None = Field(
         default=None,
         ge=1,
         le=2**20,
-        description="Of the layer's MLP; left out, eight thirds of the hidden size.",
+        description="Width of the MLP; by default eight thirds of the hidden size.",
     )
 
 
@@ -148,7 +149,7 @@ class LayerSkipSettings:
         default=None,
         ge=1,
         le=2**31,
-        description="How many of the target's first layers draft; left out, a tenth of them.",
+        description="Number of the target's first layers that draft; by default a tenth.",
     )
     steps: int = Field(
         default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
@@ -159,7 +160,9 @@ class LayerSkipSettings:
 class MedusaSettings:
     """Shape and training density of Medusa's heads."""
 
-    heads: int = Field(default=4, ge=1, le=64, description="Tokens of a draft at most, one a head.")
+    heads: int = Field(
+        default=4, ge=1, le=64, description="Maximum tokens of a draft, one for each head."
+    )
     layers: int = Field(default=1, ge=1, le=64, description="Residual blocks of each head.")
     density: float = Field(
         default=0.5,
@@ -177,13 +180,13 @@ class DraftSettings:
         default=None,
         ge=1,
         le=1024,
-        description="Decoder layers; left out, 4, or half of those of a target of fewer than 8.",
+        description="Decoder layers; by default 4, or half of those of a target with fewer than 8.",
     )
     hidden_size: int | None = Field(
         default=None,
         ge=2,
         le=2**20,
-        description="Of the hidden states; left out, the target's, whose layers it begins with then.",
+        description="Hidden size; by default the target's, and then layers start as copies of the target's.",
     )
     steps: int = Field(
         default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
