@@ -12,6 +12,7 @@
     ├── CacheError              a cache that is full or misused
     ├── SessionError            a saved session that is damaged, or of another model
     ├── DistributionError       invalid probabilities: all -inf, NaN, wrong sums
+    ├── EndpointError           a server that is down, too slow, or refuses
     ├── ExactnessError          a method that changes the distribution, found by a check
     └── TrainingError           a training run that cannot start or go on
 
@@ -104,6 +105,16 @@ class SessionError(ForerunError):
 
 class DistributionError(ForerunError, ValueError):
     """Invalid probabilities: a row of all -inf, NaN, a sum that is not one."""
+
+
+class EndpointError(ForerunError):
+    """A server that is down, too slow, or refuses a request.
+
+    Attributes:
+        status: HTTP status of a refusal; None without one.
+    """
+
+    status: int | None = None
 
 
 class ExactnessError(ForerunError, AssertionError):

@@ -17,6 +17,7 @@ from forerun.measure.questions import FILES, read_questions
 from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
+from forerun.proof.outside.options import Outside
 from forerun.report.result import Result
 from forerun.report.target_file import check_writable, write_file
 
@@ -39,7 +40,8 @@ class ProveRequest:
     By enumeration: the rule and the sampler on small vocabularies, every outcome. By statistics:
     many outputs of your model and drafter, every token against the target's own row. By equality:
     greedy and seeded output against plain decoding. Exit code 1 where a defect is found, or where
-    the method is approximate by design.
+    the method is approximate by design. With --endpoint, the same of any OpenAI-compatible server,
+    from outside.
     """
 
     prompts: tuple[FileName, ...] = option(
@@ -52,6 +54,7 @@ class ProveRequest:
     certificate: FileName | None = option(
         default=None, description="Write a Markdown certificate there."
     )
+    outside: Outside = part(default=Outside, section="From outside")
     effort: Effort = part(default=Effort, section="Proof")
     prompt_tokens: int = option(
         default=DEFAULT_PROMPT_TOKENS,
@@ -84,6 +87,10 @@ def run(request: ProveRequest) -> Result:
 
     if request.certificate is not None:
         check_writable("--certificate", request.certificate)
+    if request.outside.endpoint is not None:
+        from forerun.proof.outside.run import prove_server
+
+        return prove_server(request)
     texts, choice = texts_of(request), choose(request.speculation, request.model.model)
     checkpoint = request.model.open()
     prompts = encode_prompts(checkpoint.tokenizer, texts, _room(request, checkpoint))

@@ -1,0 +1,1 @@
+"""Proofs of other engines, from outside: does an OpenAI server's speculation change its answers?"""

@@ -1,0 +1,79 @@
+"""Options of `forerun prove` about a server that is proved from outside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from forerun.errors import ConfigError, shown
+from forerun.options import FileName, Text, option, options
+
+
+@options
+class Outside:
+    """A server that is proved from outside, and what it is compared with."""
+
+    endpoint: Text | None = option(
+        default=None,
+        description="URL of an OpenAI-compatible server; its speculation is proved, from outside.",
+        excludes=("model", "method", "draft_model"),
+    )
+    baseline_endpoint: Text | None = option(
+        default=None,
+        description="The same model without speculation, at another URL.",
+        requires=("endpoint",),
+        excludes=("switch",),
+    )
+    switch: Text | None = option(
+        default=None,
+        description='Fields that switch speculation off for a request, such as {"speculative": false}.',
+        requires=("endpoint",),
+    )
+    reference: Text | None = option(
+        default=None,
+        description="The checkpoint that the server runs; its rows test every sampled token.",
+        requires=("endpoint",),
+    )
+    served_model: Text | None = option(
+        default=None,
+        description="Name of the model there; left out, the first that is listed.",
+        requires=("endpoint",),
+    )
+    api_key: Text | None = option(
+        default=None, description="Key of the server.", requires=("endpoint",)
+    )
+    request_timeout: float = option(
+        default=120.0, gt=0.0, le=1e6, description="Seconds for a reply.", requires=("endpoint",)
+    )
+    record: FileName | None = option(
+        default=None,
+        description="Keep all replies there; an interrupted run goes on from it.",
+        requires=("endpoint",),
+    )
+
+    def __post_init__(self) -> None:
+        given = (self.baseline_endpoint, self.switch, self.reference)
+        if self.endpoint is not None and given == (None, None, None):
+            raise ConfigError(
+                "endpoint needs something to compare with; add --switch, --baseline-endpoint or "
+                "--reference."
+            )
+        _ = self.fields
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of `switch`.
+
+        Raises:
+            ConfigError: for anything but a JSON object.
+        """
+        try:
+            fields = json.loads(self.switch or "{}")
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise ConfigError(
+                f"switch is {shown(self.switch)}; it must be a JSON object such as "
+                '{"speculative": false}.'
+            )
+        return fields

@@ -1,0 +1,214 @@
+"""A proof from outside in words and tables: the result of the command, and its certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from forerun.proof.outside.evidence import POWER
+from forerun.proof.outside.greedy import DEFECT, ROUNDING, UNCLEAR, GreedyResult, SituationResult
+from forerun.proof.outside.promises import KEPT, Promise
+from forerun.proof.outside.run import OutsideProof, Subjects
+from forerun.proof.outside.sampled import OnOffResult, RowsResult
+from forerun.proof.outside.two_sample import answers_needed
+from forerun.report.markdown import document
+from forerun.report.result import DEFECT_FOUND, Result, Sentence
+from forerun.report.table import Cell, Table
+
+_STYLES = {DEFECT: "red", ROUNDING: "green", KEPT: "green", "ok": "green"}
+
+
+def result_of(proof: OutsideProof, subjects: Subjects) -> Result:
+    """The result of the command."""
+    style = "bold red" if proof.defects else "bold green"
+    return Result(
+        title=f"Speculation of {subjects.on.model}, from outside",
+        content=_content(proof, subjects),
+        tables=list(_tables(proof)),
+        endings=[
+            *(f"Note: {note}" for note in _notes(proof)),
+            Sentence(f"{verdict(proof)} ({proof.seconds:.0f} s)", style=style),
+        ],
+        exit_code=DEFECT_FOUND if proof.defects else 0,
+    )
+
+
+def certificate(result: Result) -> str:
+    """The Markdown document of a result."""
+    content = result.as_dict()
+    facts = {
+        **content["versions"],
+        **content["hardware"],
+        **content["subject"],
+        **content["settings"],
+    }
+    rows = [
+        (name.replace("_", " "), json.dumps(value) if isinstance(value, dict) else str(value))
+        for name, value in facts.items()
+        if value not in (None, [], {})
+    ]
+    table = Table.of("", ("what", "value"), rows, "ll")
+    said = replace(result, content=None, answers=[content["verdict"]], endings=content["notes"])
+    return document(replace(said, tables=[table, *result.tables]))
+
+
+def facts_of(subjects: Subjects) -> dict[str, Any]:
+    """The subject of a proof, and its baseline."""
+    on, off = subjects.on, subjects.off
+    return {
+        "endpoint": on.endpoint.url,
+        "software": on.endpoint.software or "unknown",
+        "model": on.model,
+        "asked_by": on.path,
+        "told": sorted(on.extras),
+        "baseline": None if off is None else off.endpoint.url,
+        "switch": {} if off is None else dict(off.fields),
+        "reference": None if subjects.reference is None else subjects.reference.engine.target.name,
+    }
+
+
+def verdict(proof: OutsideProof) -> str:
+    """The outcome in one sentence."""
+    if proof.defects:
+        return f"A defect was found: {'; '.join(proof.defects)}."
+    unclear = sum(
+        one.verdict == UNCLEAR for one in (proof.greedy.divergences if proof.greedy else ())
+    )
+    left = f" {unclear} greedy differences remain unclear." if unclear else ""
+    return f"No defect was found.{left}"
+
+
+def _notes(proof: OutsideProof) -> list[str]:
+    wrong = proof.rows_are_wrong
+    return [*proof.plan, *proof.notes, *([f"An alarm does not count: {wrong}."] if wrong else [])]
+
+
+def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
+    greedy, rows, on_off = proof.greedy, proof.rows, proof.on_off
+    return {
+        "passed": not proof.defects,
+        "verdict": verdict(proof),
+        "defects": proof.defects,
+        "subject": facts_of(subjects),
+        "greedy": greedy
+        and {
+            "rounding": greedy.noise.allowed,
+            "repeated_runs": greedy.noise.runs,
+            "repeated_runs_that_differed": greedy.noise.differing,
+            "situations": [asdict(one) for one in greedy.situations],
+        },
+        "sampled": [_rows_content(one) for one in (rows, proof.control) if one is not None],
+        "on_off": on_off and asdict(on_off),
+        "promises": [asdict(one) for one in proof.promises],
+        "notes": _notes(proof),
+        "seconds": proof.seconds,
+    }
+
+
+def _rows_content(rows: RowsResult) -> dict[str, Any]:
+    return {
+        "subject": rows.subject,
+        "answers": rows.answers,
+        "tokens": rows.evidence.count,
+        "log_evidence": rows.evidence.peak,
+        "strongest": rows.evidence.strongest,
+        "impossible": rows.impossible,
+        "alarm": rows.alarm,
+        "deviation_seen": rows.deviation if rows.evidence.count else None,
+        "mismatch": rows.mismatch,
+    }
+
+
+def _tables(proof: OutsideProof) -> Iterator[Table]:
+    if proof.greedy is not None:
+        yield _greedy(proof.greedy)
+    rows = [one for one in (proof.rows, proof.control) if one is not None and one.evidence.count]
+    if rows:
+        yield _rows(rows)
+    if proof.on_off is not None:
+        yield _on_off(proof.on_off)
+    if proof.promises:
+        yield _promises(proof.promises)
+
+
+def _greedy(greedy: GreedyResult) -> Table:
+    noise, lines = greedy.noise, []
+    for result in greedy.situations:
+        for one in result.divergences:
+            margin = "unknown" if one.margin is None else f"{one.margin:.3g}"
+            lines.append(
+                f"- {result.name}, prompt {one.prompt}: token {one.index + 1} is {one.token!r} instead of "
+                f"{one.plain_token!r}, {margin} apart in log probability: {one.verdict}."
+            )
+    scope = (
+        f"Rounding up to {noise.allowed:.2g} in log probability is the engine's own: "
+        f"{noise.differing} of {noise.runs} repeated answers without speculation differed."
+    )
+    header = (
+        "greedy",
+        "prompts",
+        "tokens",
+        "identical",
+        "rounding",
+        "unclear",
+        "defects",
+        "result",
+    )
+    return Table.of(
+        "Greedy answers", header, map(_situation, greedy.situations), notes=[scope, *lines]
+    )
+
+
+def _situation(result: SituationResult) -> list[Cell | str]:
+    if result.skipped:
+        return [result.name, *[""] * 6, f"not seen: {result.skipped}"]
+    verdicts = [one.verdict for one in result.divergences]
+    counts = [verdicts.count(name) for name in (ROUNDING, UNCLEAR, DEFECT)]
+    numbers = (result.prompts, result.tokens, result.prompts - len(verdicts), *counts)
+    outcome = DEFECT if counts[2] else UNCLEAR if counts[1] else "ok"
+    return [result.name, *map(str, numbers), Cell(outcome, style=_STYLES.get(outcome, ""))]
+
+
+def _rows(results: list[RowsResult]) -> Table:
+    lines = [
+        f"- {one.subject}: a deviation of {one.deviation:.3g} in total variation would have been seen with "
+        f"probability {POWER}."
+        for one in results
+    ]
+    cells = [
+        (
+            one.subject,
+            str(one.answers),
+            str(one.evidence.count),
+            f"{one.evidence.peak:.1f}",
+            one.evidence.strongest,
+            str(one.impossible),
+            Cell("alarm", style="red") if one.alarm else Cell("ok", style="green"),
+        )
+        for one in results
+    ]
+    header = ("sampled", "answers", "tokens", "log evidence", "strongest", "impossible", "result")
+    return Table.of("Sampled tokens against the reference's rows", header, cells, notes=lines)
+
+
+def _on_off(result: OnOffResult) -> Table:
+    cells = [
+        (name, *(f"{look[name]:.3g}" for look in result.p_values)) for name in result.p_values[0]
+    ]
+    titles = [f"p (Holm), {2 * count} answers" for count in result.answers]
+    seen = (answers_needed(1.0, result.level) / result.answers[0]) ** 0.5
+    limit = (
+        f"A deviation of {seen:.2g} in total variation between whole answers would have been seen with "
+        f"probability {POWER}."
+    )
+    return Table.of("Sampled answers on and off", ("test", *titles), cells, notes=[limit])
+
+
+def _promises(promises: list[Promise]) -> Table:
+    cells = [
+        (one.name, one.detail, Cell(one.verdict, style=_STYLES.get(one.verdict, "")))
+        for one in promises
+    ]
+    return Table.of("Promises", ("promise", "seen", "result"), cells, "lll")

@@ -1,0 +1,241 @@
+"""Sampled answers: every token against a reference's rows, or speculation on against off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from forerun.params import SamplingParams
+from forerun.progress import report
+from forerun.proof.outside.evidence import AnswerScores, Evidence, deviation_seen
+from forerun.proof.outside.reference import Reference
+from forerun.proof.outside.reply import Spoken
+from forerun.proof.outside.subject import AskedSubject, Body
+from forerun.proof.outside.two_sample import SampledAnswer, permutation_tests
+
+# Requests at a time, and tokens that no row allows before they count as a defect: one may be an edge.
+AT_ONCE, _FEW = 4, 2
+# Fields of a body that sampling parameters have too.
+_FIELDS = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Amount of sampled answers.
+
+    Args:
+        level: probability of a false alarm.
+        output_tokens: length of an answer at most.
+        num_tokens: tokens to look at, at most.
+        seconds: time to take, at most.
+        seed: of the tests' own randomness.
+    """
+
+    level: float
+    output_tokens: int
+    num_tokens: int
+    seconds: float
+    seed: int = 0
+
+
+@dataclass
+class RowsResult:
+    """Tokens of a subject against the reference's rows.
+
+    Args:
+        subject: name of the subject.
+        evidence: always-valid evidence against the rows.
+        impossible: tokens that the rows exclude.
+        level: probability of a false alarm.
+        mismatch: why the reference's rows are not the server's; empty if they are.
+        answers: number of answers.
+    """
+
+    subject: str
+    level: float
+    evidence: Evidence = field(default_factory=Evidence)
+    impossible: int = 0
+    answers: int = 0
+    mismatch: str = ""
+
+    @property
+    def alarm(self) -> bool:
+        return self.impossible >= _FEW or self.evidence.alarms(self.level)
+
+    @property
+    def deviation(self) -> float:
+        """Total variation that would have been seen."""
+        return deviation_seen(self.evidence.count, self.level)
+
+
+def body_of(params: SamplingParams, output_tokens: int) -> dict[str, Any]:
+    """The body that asks a server for these sampling parameters."""
+    usual = SamplingParams()
+    values = {name: getattr(params, name) for name in _FIELDS}
+    body = {
+        name: value
+        for name, value in values.items()
+        if name == "temperature" or value != getattr(usual, name)
+    }
+    return {**body, "max_tokens": output_tokens}
+
+
+def against_rows(
+    subject: AskedSubject,
+    reference: Reference,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    budget: Budget,
+    allowed: float,
+) -> RowsResult:
+    """Test a subject's tokens against the reference's rows until an alarm, or the budget is used up.
+
+    Args:
+        params: sampling parameters; no seeds, which would select another rule in some engines.
+        allowed: difference of log probabilities that rounding explains.
+    """
+    started, result = perf_counter(), RowsResult(subject.name, budget.level)
+    random = np.random.default_rng([0x6F7574, budget.seed % 2**64])
+    body, count = body_of(params, budget.output_tokens), 0
+    while not result.alarm and result.evidence.count < budget.num_tokens:
+        if count and perf_counter() - started > budget.seconds:
+            break
+        batch = [prompts[(count + place) % len(prompts)] for place in range(AT_ONCE)]
+        count += AT_ONCE
+        for prompt, reply in zip(batch, subject.ask(batch, body, AT_ONCE), strict=True):
+            result.mismatch = mismatch(reference, prompt, reply.first, reply.usage)
+            if result.mismatch:
+                return result
+            _take(
+                result,
+                reference,
+                (prompt, prompts.index(prompt)),
+                reply.first,
+                params,
+                random,
+                allowed,
+            )
+        report("sampled", min(result.evidence.count, budget.num_tokens), budget.num_tokens)
+    report("sampled", 1, 1)
+    return result
+
+
+def mismatch(reference: Reference, prompt: str, spoken: Spoken, usage: Mapping[str, Any]) -> str:
+    """Difference between a server's tokens and the reference's; empty if there is none."""
+    here, there = len(reference.encode(prompt)), usage.get("prompt_tokens", 0)
+    if there and here != there:
+        return (
+            f"the server reads a prompt as {there} tokens, the reference as {here}: another "
+            "tokenizer or template, or a prompt that was cut"
+        )
+    ids = [token for token in spoken.tokens if isinstance(token, int)]
+    if len(ids) < len(spoken.tokens):
+        return "the server tells no token ids"
+    if ids and max(ids) >= reference.engine.target.vocab_size:
+        return f"the server emits token {max(ids)}, which the reference does not have"
+    return ""
+
+
+def _take(
+    result: RowsResult,
+    reference: Reference,
+    question: tuple[str, int],
+    spoken: Spoken,
+    params: SamplingParams,
+    random: np.random.Generator,
+    allowed: float,
+) -> None:
+    """Add an answer's tokens to the evidence."""
+    (prompt, number), ids = question, [one for one in spoken.tokens if isinstance(one, int)]
+    if not ids:
+        return
+    scores = AnswerScores(random, result.evidence.memory, number)
+    for rows, chosen, excluded in reference.rows(prompt, ids, params, allowed):
+        scores.add(rows, chosen)
+        result.impossible += excluded
+    result.evidence.add(scores.scores())
+    result.answers += 1
+
+
+@dataclass
+class OnOffResult:
+    """Sampled answers with speculation against those without.
+
+    Args:
+        level: probability of a false alarm in each look.
+        answers: answers on each side, in the first look and in a second one after an alarm.
+        p_values: by test, after Holm's correction, of each look.
+    """
+
+    level: float
+    answers: list[int] = field(default_factory=list)
+    p_values: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def alarm(self) -> bool:
+        """True if both looks raised an alarm."""
+        return len(self.p_values) == 2 and all(min(p.values()) < self.level for p in self.p_values)
+
+
+def on_against_off(
+    on: AskedSubject,
+    off: AskedSubject,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    budget: Budget,
+) -> OnOffResult:
+    """Test whether answers with and without speculation have one distribution.
+
+    An alarm counts once a second look, at twice as many new answers, raises one too.
+    """
+    result = OnOffResult(budget.level)
+    body, most = (
+        body_of(params, budget.output_tokens),
+        math.ceil(budget.num_tokens / budget.output_tokens / 2),
+    )
+    for look in (1, 2):
+        count = most if look == 1 else 2 * result.answers[0]
+        # An alarm is looked into however long it takes.
+        seconds = budget.seconds if look == 1 else math.inf
+        pairs, answers = _draw(on, off, prompts, body, count, seconds)
+        result.answers.append(answers)
+        result.p_values.append(permutation_tests(pairs, budget.seed + look))
+        if min(result.p_values[-1].values()) >= budget.level:
+            break
+    return result
+
+
+def _draw(
+    on: AskedSubject,
+    off: AskedSubject,
+    prompts: Sequence[str],
+    body: Body,
+    count: int,
+    seconds: float,
+) -> tuple[list[tuple[list[SampledAnswer], list[SampledAnswer]]], int]:
+    """Sampled answers by prompt, on and off in turn, and their number on each side."""
+    started = perf_counter()
+    pairs: list[tuple[list[SampledAnswer], list[SampledAnswer]]] = [([], []) for _ in prompts]
+    done = 0
+    while done < count and (not done or perf_counter() - started < seconds):
+        for prompt, pair in zip(prompts, pairs, strict=True):
+            for subject, answers in zip((on, off), pair, strict=True):
+                replies = subject.ask([prompt] * AT_ONCE, body, AT_ONCE)
+                answers += [_answer(reply.first) for reply in replies]
+            done += AT_ONCE
+        report("sampled", min(done, count), count)
+    report("sampled", 1, 1)
+    return pairs, done
+
+
+def _answer(spoken: Spoken) -> SampledAnswer:
+    known = [one for one in spoken.logprobs if one is not None]
+    return SampledAnswer(spoken.tokens, sum(known) / len(known) if known else math.nan)

@@ -1,0 +1,116 @@
+"""Seven defects planted behind a server are caught from outside; the same server without them passes."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from forerun.engine.engine import Engine
+from forerun.params import SamplingParams
+from forerun.proof.effort import Effort
+from forerun.proof.outside import sampled
+from forerun.proof.outside.options import Outside
+from forerun.proof.outside.reference import Reference
+from forerun.proof.outside.run import OutsideProof, prove_outside, subjects_of
+from tests.helpers.plants import PLANTS, SAMPLED, engine_of, plain_engine
+from tests.helpers.served import listening, state_of
+
+PROMPTS = ["w1 w2 w1 w2 w3 w4", "w3 w5 w1 w1 w9 w8"]
+OFF = '{"speculative": false}'
+# Tokens within which every plant is caught; the first two leave an alarm after some thousand.
+BUDGET = 8000
+LONG = {
+    "skips the residual",
+    "ignores top-p in the draft's row",
+    "forgets the bonus token's penalties",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests come in one order, so their seeds are the same in every run."""
+    monkeypatch.setattr(sampled, "AT_ONCE", 1)
+
+
+def proof_of(
+    engine: Engine,
+    params: SamplingParams = SAMPLED,
+    *,
+    seed: int = 0,
+    reference: bool = True,
+    part: tuple[str, ...] = ("statistics",),
+    num_tokens: int = BUDGET,
+) -> OutsideProof:
+    """A proof of an engine's server, compared with the server itself and with the target's rows."""
+    seeds = count(seed * 2**32)
+    engine.use_seeds(lambda: next(seeds))
+    effort = Effort(num_tokens=num_tokens, output_tokens=24, part=part, seed=seed, seconds=600)
+    with listening(state_of(engine)) as (_, url):
+        outside = Outside(endpoint=url, switch=OFF)
+        known = Reference(plain_engine()) if reference else None
+        return prove_outside(subjects_of(outside, known, PROMPTS[0]), PROMPTS, params, effort)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PLANTS],
+)
+def test_a_plant_is_caught_by_the_references_rows(name: str) -> None:
+    proof = proof_of(PLANTS[name]())
+    assert proof.rows is not None
+    assert proof.rows.alarm
+    # The server without speculation follows the rows, so the alarm is speculation's.
+    assert proof.control is not None
+    assert not proof.control.alarm
+    assert proof.defects == ["sampled tokens do not follow the reference's rows"]
+
+
+def test_a_cache_off_by_one_shows_in_greedy_answers() -> None:
+    engine = PLANTS["off by one in the cache"]()
+    proof = proof_of(engine, SamplingParams(temperature=0.0), part=("equality",))
+    assert any("greedy" in defect for defect in proof.defects)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["off by one in the cache", "drops temperature after the first token"]
+)
+def test_on_against_off_needs_no_reference(name: str) -> None:
+    proof = proof_of(PLANTS[name](), reference=False)
+    assert proof.on_off is not None
+    assert proof.on_off.alarm
+    assert len(proof.on_off.answers) == 2
+
+
+def test_a_server_without_a_plant_passes() -> None:
+    proof = proof_of(engine_of(), part=("equality", "statistics"), num_tokens=1000)
+    assert proof.greedy is not None
+    assert proof.greedy.divergences == []
+    assert [(one.name, one.detail) for one in proof.promises if one.verdict != "kept"] == []
+    assert proof.defects == []
+
+
+@pytest.mark.slow
+def test_twenty_servers_without_a_plant_pass() -> None:
+    """The chance of more than two false alarms among twenty is 0.001 at level 0.01."""
+    alarms = 0
+    for seed in range(20):
+        proof = proof_of(engine_of(), seed=seed, num_tokens=1500)
+        assert proof.rows is not None
+        alarms += proof.rows.alarm
+    assert alarms <= 2
+
+
+def test_a_reference_with_other_weights_is_no_defect() -> None:
+    """Its rows are not the server's, with speculation or without."""
+    engine = engine_of()
+    with listening(state_of(engine)) as (_, url):
+        other = Reference(plain_engine(seed=1))
+        subjects = subjects_of(Outside(endpoint=url, switch=OFF), other, PROMPTS[0])
+        effort = Effort(num_tokens=800, output_tokens=24, part=("statistics",))
+        proof = prove_outside(subjects, PROMPTS, SAMPLED, effort)
+    assert proof.rows is not None
+    assert proof.rows.alarm
+    assert "without speculation" in proof.rows_are_wrong
+    assert proof.defects == []
