@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.options import check
-from forerun.theory.inputs import Floats
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from forerun.theory.inputs import Floats
 
 _COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -101,6 +102,8 @@ class ModelShape:
         With tokens routed independently and evenly, none reaches an expert with probability (1 - k/E)^n.
         Neighbours in a text agree more, so the number is an upper bound.
         """
+        import numpy as np
+
         missed = (1.0 - self.experts_per_token / max(self.num_experts, 1)) ** np.asarray(tokens)
         return np.asarray(self.num_experts * (1.0 - missed))
 
