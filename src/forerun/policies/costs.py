@@ -26,9 +26,9 @@ LEVEL_STEP, SPEED_STEP, MOST = 0.15, 0.1, 1.25
 MEASURED_SPREAD, ASSUMED_SPREAD, DRIFT = (0.06, 0.5), (0.06, 3.0), (0.005, 0.03)
 NOISE = 0.15
 # LEAST: share of a plain round that a token of each request adds at least by the table. FLATTEST: the least
-# factor of the rise. SURPRISING: deviations are cut at so many standard deviations. REHEARSED: rounds that a
-# rehearsed one counts as.
-LEAST, FLATTEST, SURPRISING, REHEARSED = 0.02, 0.3, 2.0, 4
+# factor of the rise. LEAST_ENTRY: how far noise may take the entry below zero. SURPRISING: deviations are cut
+# at so many standard deviations. REHEARSED: rounds that a rehearsed one counts as.
+LEAST, FLATTEST, LEAST_ENTRY, SURPRISING, REHEARSED = 0.02, 0.3, 0.1, 2.0, 4
 # DRAFT_MEMORY: factor by which the weight of a draft's time shrinks with each later draft. GUESSED, MEASURED:
 # drafts that a guess and a measurement count as. COLD: drafts of a process that run cold. LASTING: part of
 # the first assumption's weight that stays.
@@ -158,7 +158,8 @@ class Curve:
         whole = of_entry * drafts + of_slope * rise + (NOISE * expected) ** 2 / rounds
         most = SURPRISING * math.sqrt(whole)
         error = min(max(seconds / self.plain - expected, -most), most)
-        self.entry = max(self.entry + self.plain * of_entry * error / whole, 0.0)
+        least = -LEAST_ENTRY * self.plain
+        self.entry = max(self.entry + self.plain * of_entry * error / whole, least)
         self.slope = max(self.slope + of_slope * error / whole, FLATTEST)
         self._variances = [entry - of_entry**2 / whole, slope - of_slope**2 / whole]
         self._covariance = both - of_entry * of_slope / whole
@@ -294,8 +295,9 @@ class LiveCosts:
         if not 0.0 < usual < LONGEST_SECONDS:
             return usual
         self._chills += 1
-        ratio = min(max(seconds[0] / usual, 1.0 / MOST), 2.0)
-        self._chill += max(CHILL_STEP, 1.0 / (1 + self._chills)) * (ratio - self._chill)
+        # A geometric mean: the arithmetic mean of ratios of noisy times is too large.
+        ratio = min(max(seconds[0] / usual, 0.5), 2.0) / self._chill
+        self._chill *= ratio ** max(CHILL_STEP, 1.0 / (1 + self._chills))
         return usual
 
     def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
