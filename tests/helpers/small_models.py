@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from forerun.simulation.language_models import Context, LanguageModel
-from forerun.theory.inputs import Floats, as_row, softmax
+from forerun.theory.inputs import Floats, as_row
 
 
 class TableModel:
@@ -44,38 +44,6 @@ class GreedyModel:
         point = np.zeros(len(row))
         point[int(np.argmax(row))] = 1.0
         return point
-
-
-@dataclass(frozen=True)
-class BlendedModel:
-    """A draft that agrees with a target as far as wanted: a blend of its logits with noise.
-
-    draft logits = agreement * target logits + (1 - agreement) * noise. Agreement is not acceptance.
-
-    Args:
-        target: the model to agree with.
-        agreement: 0 is noise alone, 1 the target itself.
-        seed: of the noise, which depends on it and on the last `window` tokens.
-        noise: the standard deviation of the noise.
-    """
-
-    target: LanguageModel
-    agreement: float
-    seed: int = 0
-    noise: float = 0.5
-    window: int = 3
-
-    def __call__(self, context: Context, /) -> Floats:
-        row = as_row("the target row", self.target(context))
-        if self.agreement == 1.0:
-            return row
-        recent = context[-self.window :] if self.window else ()
-        generator = np.random.default_rng([self.seed, *recent])
-        logits = (1.0 - self.agreement) * self.noise * generator.standard_normal(len(row))
-        if self.agreement > 0.0:  # 0 times the -inf of an impossible token would be NaN
-            with np.errstate(divide="ignore"):
-                logits = logits + self.agreement * np.log(row)
-        return softmax(logits)
 
 
 def prefix_tables(model: LanguageModel, context: Context, length: int) -> list[Floats]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.server.answers import Thinking
+from forerun.server.answers import Blocks, Split, Thinking, ToolCallPart
 from forerun.server.state import TokenNames
 from tests.helpers.made_tokenizers import TOKENIZERS
 from tests.helpers.served import USER, client, served_engine, state_of
@@ -71,3 +71,14 @@ def test_bytes_of_tokens_join_to_the_text(name: str) -> None:
     tokenizer, text = TOKENIZERS[name], "naïve ✓ 🙂"
     names, token_ids = TokenNames(tokenizer), tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(names(token)[1] for token in token_ids).decode().strip() == text
+
+
+def test_a_call_that_ends_together_with_later_text_stays_whole() -> None:
+    blocks = Blocks()
+    named = ToolCallPart(0, "{", "id", "weather")
+    for split in (
+        Split(tool_calls=[named]),
+        Split(text="Done", tool_calls=[ToolCallPart(0, arguments="}")]),
+    ):
+        list(blocks.add(split))
+    assert [(block.kind, block.text) for block in blocks.all] == [("call", "{}"), ("text", "Done")]

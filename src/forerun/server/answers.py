@@ -265,11 +265,11 @@ class Blocks:
 
     def add(self, split: Split) -> Iterator[tuple[str, Block, str]]:
         """Changes by new parts: `begin`, `more` with the new text, `end`."""
-        runs = [("reasoning", split.reasoning, None), ("text", split.text, None)]
-        for kind, text, call in [
-            *runs,
-            *(("call", one.arguments, one) for one in split.tool_calls),
-        ]:
+        texts = [("reasoning", split.reasoning, None), ("text", split.text, None)]
+        calls = [("call", part.arguments, part) for part in split.tool_calls]
+        # Text that arrives together with the end of a call came behind it.
+        going = [run for run in calls if f"call {run[2].index}" == self._key]
+        for kind, text, call in [*going, *texts, *(run for run in calls if run not in going)]:
             if not text and call is None:
                 continue
             key = kind if call is None else f"call {call.index}"

@@ -131,7 +131,7 @@ def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> C
 
 
 def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages in OpenAI's form that one stands for: a tool's result is one of its own."""
+    """Translate a message to OpenAI's form; each tool result becomes a separate message."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [message]

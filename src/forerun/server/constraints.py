@@ -24,7 +24,7 @@ _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
-# A model that may write spaces without end may do so.
+# Without a limit, a model may write whitespace until it reaches max_tokens.
 _JSON = {"whitespace_pattern": r"[ \n\t\r]{1,40}"}
 
 
@@ -98,7 +98,7 @@ class GrammarVocabulary:
         }
 
     def literal(self, text: str) -> str:
-        """A text in Lark's form, or the token that it is."""
+        """A Lark string, or a token's reference if the text is a special token."""
         number = self._added.get(text)
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 

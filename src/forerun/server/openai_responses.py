@@ -65,12 +65,14 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
     """
     fields: dict[str, Any] = {name: getattr(body, name) for name in CommonBody.model_fields}
     fields |= {"max_tokens": body.max_output_tokens, "messages": _messages(body)}
-    # Tools of other types run on servers of others.
+    # Other types are OpenAI's hosted tools, which this server does not have.
     tools = [_nested(one, "function") for one in body.tools or () if one.get("type") == "function"]
     choice, form = body.tool_choice, (body.text or {}).get("format") or {"type": "text"}
     if tools:
         fields["tools"], fields["parallel_tool_calls"] = tools, body.parallel_tool_calls
         fields["tool_choice"] = _nested(choice, "function") if isinstance(choice, dict) else choice
+    elif choice not in (None, "auto", "none"):
+        raise ApiError(400, "tool_choice needs a tool of type function.", param="tool_choice")
     is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
     fields["response_format"] = _nested(form, "json_schema") if is_schema else form
     fields["reasoning_effort"] = (body.reasoning or {}).get("effort")

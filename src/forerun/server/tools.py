@@ -23,6 +23,10 @@ _OBJECT = re.compile(
 _NAMED = re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 _XML = re.compile(r"<function=(?P<name>[^>\s]+)>\s*")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+# Keys of a schema without a type whose values may be other than text.
+_OTHER = {"anyOf", "oneOf", "allOf", "$ref"}
+# Keys of a whole schema that hold for each of its properties too.
+_SHARED = ("$defs", "definitions", "x-guidance")
 # A text and its end, for values that are not JSON.
 _VALUE = 'value[suffix="\\n</parameter>\\n"]: /(.|\\n)*/'
 
@@ -34,7 +38,7 @@ class ToolFormat:
     Args:
         sign: text that the family's templates hold.
         start: mark before the first call; empty if an answer is calls or none.
-        end: text behind the arguments, up to which the rest is skipped.
+        end: closing mark of a call; text between the arguments and it is skipped.
         heads: beginnings of a call up to its arguments.
         shape: texts of one call that is forced, with NAME for its name and ARGUMENTS for those, each text a
             token where it is one; empty for XML.
@@ -56,7 +60,7 @@ class ToolFormat:
         return self.id_form.format(uuid.uuid4().hex)
 
     def rules(self, words: GrammarVocabulary, functions: Sequence[Function], several: bool) -> str:
-        """The rule `calls` in Lark's form, and those that it needs."""
+        """Lark rules of forced calls; the first is `calls`."""
         before, between, behind = (" ".join(map(words.literal, texts)) for texts in self.around)
         names = [f"call{number}" for number in range(len(functions))]
         more = f"({between} call)*" if several else ""
@@ -80,10 +84,11 @@ class ToolFormat:
 
 def _xml(words: GrammarVocabulary, name: str, schema: dict[str, Any]) -> str:
     required, parts = schema.get("required", ()), [words.literal("<tool_call>")]
+    shared = {key: schema[key] for key in _SHARED if key in schema}
     parts.append(json.dumps(f"\n<function={name}>\n"))
     for key, kind in schema.get("properties", {}).items():
         if not _is_text(kind):
-            value = f"%json {json.dumps(kind)} " + json.dumps("\n</parameter>\n")
+            value = f"%json {json.dumps(shared | kind)} " + json.dumps("\n</parameter>\n")
         elif "enum" in kind:
             texts = " | ".join(json.dumps(str(text)) for text in kind["enum"])
             value = f"({texts}) " + json.dumps("\n</parameter>\n")
@@ -98,7 +103,10 @@ def _xml(words: GrammarVocabulary, name: str, schema: dict[str, Any]) -> str:
 
 
 def _is_text(schema: Any) -> bool:
-    return not isinstance(schema, dict) or schema.get("type", "string") == "string"
+    """True for a parameter whose value is text as it stands, not JSON."""
+    if not isinstance(schema, dict) or "type" in schema:
+        return not isinstance(schema, dict) or schema["type"] == "string"
+    return not _OTHER & schema.keys()
 
 
 _CALL = ('\n{"name": "NAME", "arguments": ', "ARGUMENTS", "}\n")
@@ -128,7 +136,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         around=((), ("; ",), ()),
     ),
 }
-"""The known forms; the first whose sign a template holds is its own."""
+"""The known forms; a template uses the first whose `sign` it contains."""
 
 
 def format_of(source: str) -> ToolFormat | None:

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from forerun.engine.engine import Engine
+from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
 from forerun.proof.outside import sampled
@@ -112,3 +113,13 @@ def test_a_reference_with_other_weights_is_no_defect() -> None:
     assert proof.rows.alarm
     assert "without speculation" in proof.rows_are_wrong
     assert proof.defects == []
+
+
+def test_a_switch_that_changes_nothing_is_named() -> None:
+    engine = PLANTS[next(iter(PLANTS))]()
+    effort = Effort(output_tokens=8, equality_prompts=1, part=("equality",), seconds=60)
+    with listening(state_of(engine)) as (_, url):
+        outside = Outside(endpoint=url, switch='{"user": "someone"}')
+        subjects = subjects_of(outside, None, PROMPTS[0])
+        with pytest.raises(ConfigError, match="were drafted in answers without speculation"):
+            prove_outside(subjects, PROMPTS, SAMPLED, effort)

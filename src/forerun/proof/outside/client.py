@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
+from math import isfinite
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request as HttpRequest
@@ -137,7 +138,7 @@ class Endpoint:
         said = error.read().decode(errors="replace")
         try:
             content = json.loads(said)
-            said = content.get("message") or content["error"]["message"]
+            said = str(content.get("message") or content["error"]["message"] or said)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
         refusal = EndpointError(
@@ -150,6 +151,7 @@ class Endpoint:
 def _seconds(text: str | None) -> float:
     """Seconds of a `Retry-After` header; one where it holds none."""
     try:
-        return min(max(float(text or 1.0), 0.05), _LONGEST_WAIT)
+        seconds = float(text or 1.0)
     except ValueError:
         return 1.0
+    return min(max(seconds, 0.05), _LONGEST_WAIT) if isfinite(seconds) else 1.0

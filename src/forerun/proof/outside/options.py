@@ -58,7 +58,11 @@ class Outside:
                 "endpoint needs something to compare with; add --switch, --baseline-endpoint or "
                 "--reference."
             )
-        _ = self.fields
+        if self.switch is not None and not self.fields:
+            raise ConfigError(
+                "switch names no field; give those that switch speculation off, such as "
+                '{"speculative": false}.'
+            )
 
     @property
     def fields(self) -> dict[str, Any]:

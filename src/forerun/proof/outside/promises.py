@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from forerun.errors import EndpointError
+from forerun.errors import EndpointError, shown
 from forerun.proof.outside.greedy import GREEDY
 from forerun.proof.outside.reply import Reply, first_index
 from forerun.proof.outside.subject import AskedSubject, Body, ServerSubject, is_refusal
@@ -145,7 +146,7 @@ class Promises:
         for line in lines:
             name, _, content = line.strip().partition(":")
             if name == "data" and content.strip() != _DONE:
-                choices = json.loads(content).get("choices") or [{}]
+                choices = _event(content).get("choices") or [{}]
                 delta = choices[0].get("delta") or {}
                 yield choices[0].get("text") or delta.get("content") or ""
 
@@ -188,3 +189,20 @@ def _miscounts(reply: Reply, most: int) -> Iterator[str]:
 def _first_character(left: str, right: str) -> int:
     found = first_index(left, right)
     return 0 if found is None else found + 1
+
+
+def _event(content: str) -> dict[str, Any]:
+    """An event of a stream.
+
+    Raises:
+        EndpointError: for another form than OpenAI's, or an error of the server.
+    """
+    try:
+        event = json.loads(content)
+    except ValueError:
+        event = None
+    if isinstance(event, dict) and "error" not in event:
+        return event
+    refusal = EndpointError(f"a stream holds {shown(content)}, which is no event of OpenAI's form.")
+    refusal.status = 400
+    raise refusal

@@ -203,6 +203,7 @@ def prove_outside(
         few = prompts[: effort.equality_prompts or GREEDY_PROMPTS]
         share = _GREEDY_SHARE * effort.seconds
         proof.greedy = compare_greedy(on, baseline, few, effort.output_tokens, share)
+    _check_switch(subjects)
     allowed = (Noise() if proof.greedy is None else proof.greedy.noise).allowed
     if "statistics" in effort.part and params.greedy:
         proof.notes.append("At temperature 0 nothing is drawn; sampled answers were not looked at.")
@@ -215,6 +216,7 @@ def prove_outside(
         )
         looks = Promises(on, baseline, prompts[0], effort.output_tokens, sampled, allowed)
         proof.promises = list(looks.look())
+    _check_switch(subjects)
     proof.notes += _seen_of(on)
     proof.seconds = perf_counter() - started
     return proof
@@ -272,8 +274,26 @@ def _sampled(
     proof.on_off = on_against_off(subjects.on, subjects.off, prompts, params, budget)
 
 
+def _check_switch(subjects: Subjects) -> None:
+    """Raise an error if answers without speculation were drafted.
+
+    Raises:
+        ConfigError: if they were, so that there is nothing to compare with.
+    """
+    if subjects.off is not None and subjects.off.drafted:
+        raise ConfigError(
+            f"{subjects.off.drafted} tokens were drafted in answers without speculation; give a switch that "
+            "the server heeds, or the address of one that does not speculate."
+        )
+
+
 def _seen_of(on: ServerSubject) -> Iterator[str]:
     """Notes on waits, broken text, and missing information."""
+    if not on.drafted:
+        yield (
+            "The server does not tell that it drafted: speculation that is off, or a switch that is ignored, "
+            "would pass."
+        )
     if on.endpoint.waits:
         yield f"The server was full {on.endpoint.waits} times; those requests waited and were repeated."
     if on.endpoint.broken:

@@ -107,6 +107,9 @@ class ServerSubject:
         model: name of the model there.
         chat: it is asked by /v1/chat/completions, the prompt being a user's message.
         extras: what it tells beside the text.
+
+    Attributes:
+        drafted: drafted tokens of all replies, as far as the server tells.
     """
 
     name: str
@@ -117,6 +120,7 @@ class ServerSubject:
     chat: bool = False
     extras: Body = field(default_factory=dict)
     is_reference: bool = field(default=False, init=False)
+    drafted: int = field(default=0, init=False)
     _asked: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -189,7 +193,10 @@ class ServerSubject:
                     "address of an OpenAI-compatible server."
                 ) from None
             self.record.add(key, content)
-        return Reply.of(content)
+        reply = Reply.of(content)
+        count = reply.timings.get("draft_n")
+        self.drafted += count if isinstance(count, int) else 0
+        return reply
 
 
 def is_refusal(error: EndpointError) -> bool:
