@@ -313,7 +313,9 @@ def _ends_wrongly(on: Spoken, off: Spoken, body: Body) -> bool:
     """True if the end of an answer that goes on otherwise contradicts a limit or a stop string."""
     shorter, longer = sorted((on, off), key=lambda one: len(one.tokens))
     stops = any(text in on.text for text in body.get("stop", ()))
-    return stops or (shorter.finish_reason == "length" and len(longer.tokens) > 0)
+    # Where a server tells no tokens they are characters, which no limit counts.
+    counted = bool(longer.texts) or isinstance(longer.tokens[-1], int)
+    return stops or (shorter.finish_reason == "length" and counted)
 
 
 def _name(spoken: Spoken, index: int) -> str | None:
