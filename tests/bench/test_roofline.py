@@ -38,7 +38,7 @@ from forerun.bench.roofline.report import report_of, roof
 from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.rows import (
     DRAFT,
-    FREE,
+    FREE_UP_TO,
     TARGET,
     Forward,
     Roofline,
@@ -179,7 +179,7 @@ def test_a_row_pairs_times_turn_by_turn() -> None:
     [
         ({1: 1.0, 2: 1.02, 4: 1.19, 8: 1.3}, 4),
         ({1: 1.0, 2: 1.21, 4: 1.05, 8: 1.3}, 1),
-        ({1: 1.0, 2: 1.0, 8: FREE}, 8),
+        ({1: 1.0, 2: 1.0, 8: FREE_UP_TO}, 8),
     ],
 )
 def test_checking_is_free_until_it_is_not(ratios: dict[int, float], most: int) -> None:

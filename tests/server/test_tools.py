@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.server import tools
 from forerun.server.bodies import Function
 from forerun.server.tools import FORMATS, ToolCallReader
 from tests.helpers.served import (
@@ -249,3 +251,27 @@ def test_a_template_without_tools_takes_none() -> None:
     with client(state_of(served_engine())) as one:
         assert one.chat(tools=TOOLS)["error"]["param"] == "tools"
         assert not one.get("/v1/models").json()["data"][0]["capabilities"]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string"}, True),
+        ({"enum": ["a", "b"]}, True),
+        ({}, True),
+        ({"type": "integer"}, False),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, False),
+        ({"$ref": "#/$defs/Place"}, False),
+    ],
+)
+def test_parameters_are_text_only_where_their_schema_says_so(schema: Any, text: bool) -> None:
+    assert tools._is_text(schema) is text
+
+
+def test_a_parameter_keeps_the_definitions_that_it_refers_to() -> None:
+    schema = {
+        "$defs": {"Place": {"type": "integer"}},
+        "properties": {"to": {"$ref": "#/$defs/Place"}},
+    }
+    words: Any = SimpleNamespace(literal=json.dumps)
+    assert '"$defs": {"Place": {"type": "integer"}}' in tools._xml(words, "go", schema)

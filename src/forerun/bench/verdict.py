@@ -54,7 +54,7 @@ class _Field:
         self.cold = [cell for cell in cells if cell.setting == COLD and cell.category == ALL]
 
     def lost_on(self, setting: str) -> str:
-        """Categories on which a setting loses, with its speed-ups; empty if there are none."""
+        """Categories on which a setting loses, with its speed-ups."""
         parts = [cell for cell in self.parts if cell.setting == setting and _loses(cell)]
         return ", ".join(f"{cell.category} ({times(cell.speedup.value)})" for cell in parts)
 
@@ -177,7 +177,7 @@ def _loses(cell: SettingFigures) -> bool:
 
 
 def _better(own: _Field, here: SettingFigures) -> SettingFigures | None:
-    """The setting that is clearly better than this one on its category; None if there is none."""
+    """The setting that is clearly better than this one on its category, or None."""
     rivals = [c for c in own.parts if c.category == here.category and c is not here]
     rival = max(rivals, key=lambda cell: cell.speedup.value, default=None)
     if rival is None or len(rival.rows) < FEW or not _wins(rival):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.roofline.rows import DRAFT, FREE, TARGET, Forward, Roofline
+from forerun.bench.roofline.rows import DRAFT, FREE_UP_TO, TARGET, Forward, Roofline
 from forerun.costs.hardware import GB
 from forerun.files import size_text
 from forerun.report.chart import Dots, Roof
@@ -67,11 +67,9 @@ def _free(roofline: Roofline) -> str:
     for fact in roofline.free:
         said.setdefault(_up_to(fact["tokens"]), []).append(str(fact["context"]))
     texts = [f"{text} at a context of {' and '.join(where)}" for text, where in said.items()]
-    text = (
-        f"Checking is as good as free (at most {FREE:g} x one token's time) {' and '.join(texts)}"
-    )
+    text = f"Checking is as good as free (at most {FREE_UP_TO:g} x one token's time) {' and '.join(texts)}"
     text += f"; by the roofline {_up_to(roofline.free[0]['predicted_tokens'])}"
-    dear = [row for row in rows if row.n in _TOLD and row.ratio > FREE]
+    dear = [row for row in rows if row.n in _TOLD and row.ratio > FREE_UP_TO]
     if dear:
         costs = ", ".join(f"{row.n} tokens cost {row.ratio:.1f} x" for row in dear)
         text += f". At {context}, {costs}"
@@ -113,8 +111,8 @@ def roof(roofline: Roofline) -> Roof:
     targets = [row for row in rows if row.role == TARGET]
     dots = {
         "decode": [row for row in targets if row.n == 1],
-        f"verify n tokens, at most {FREE:g} x": [row for row in targets if 1 < row.n <= free],
-        f"verify n tokens, more than {FREE:g} x": [row for row in targets if row.n > free],
+        f"verify n tokens, at most {FREE_UP_TO:g} x": [row for row in targets if 1 < row.n <= free],
+        f"verify n tokens, more than {FREE_UP_TO:g} x": [row for row in targets if row.n > free],
         "draft": [row for row in rows if row.role == DRAFT],
     }
     first = roofline.rows[0]

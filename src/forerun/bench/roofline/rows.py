@@ -11,7 +11,7 @@ from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.shapes import ModelShape
 from forerun.costs.table import CostTable
 
-FREE = 1.2
+FREE_UP_TO = 1.2
 """Checking is as good as free while it takes at most this many times a plain forward: a round that checks
 one token or more for that pays if the first is accepted one time in five, and two runs on a shared
 machine may differ by half of it."""
@@ -111,7 +111,7 @@ class Subject:
 
 
 def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
-    """The most tokens that are checked for at most FREE times the time of one, with all fewer ones.
+    """The most tokens that are checked for at most FREE_UP_TO times the time of one, with all fewer ones.
 
     Args:
         rows: of one model and context, by rising tokens.
@@ -119,7 +119,7 @@ def free_tokens(rows: Sequence[Forward], *, predicted: bool = False) -> int:
     """
     most = 1
     for row in rows:
-        if (row.predicted_ratio if predicted else row.ratio) > FREE:
+        if (row.predicted_ratio if predicted else row.ratio) > FREE_UP_TO:
             break
         most = row.n
     return most
