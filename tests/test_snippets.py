@@ -213,7 +213,9 @@ def test_modules_and_targets_of_other_commands_exist() -> None:
             "benchmarks",
             "recipes",
         ):
-            assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), (page, words)
+            path = ROOT / words[2].replace(".", "/")
+            files = (path.with_suffix(".py"), path / "__main__.py")
+            assert any(file.exists() for file in files), (page, words)
 
 
 def test_what_loops_is_found() -> None:

@@ -175,7 +175,7 @@ def test_every_command_has_the_same_default_model() -> None:
         for param in command.params
         if param.name == "model" and isinstance(param.default, str)
     }
-    runs = ("bench", "bench kv", "chat", "demo", "generate", "info", "prove", "roofline", "tune")
+    runs = ("bench", "chat", "demo", "generate", "info", "prove", "roofline", "tune")
     assert {*runs, "serve", "train data"} == defaults.keys()
     assert set(defaults.values()) == {model_options.DEFAULT_MODEL}
 

@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
 
 CommandTable = Mapping[str, Row | Group]
-"""Commands by name; a name has one word or two."""
+"""Commands by name."""
 
 
 class LazyGroup(click.Group):
@@ -83,8 +83,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (words := " ".join(args[:2])) in self.table and len(args) > 1:
-            return words, self.get_command(ctx, words), args[2:]
         if args[0] in COMMANDS and ctx.parent is None:
             text = f"No such command {args[0]!r}: {COMMANDS[args[0]]}."
             raise click.UsageError(text, ctx)

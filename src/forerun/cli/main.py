@@ -75,13 +75,6 @@ COMMANDS: dict[str, Row | Group] = {
         assumed="measuring the likely drafters on built-in prompts",
         files=("html", "markdown"),
     ),
-    "bench kv": Row(
-        "forerun.bench.kv.request",
-        "What each setting of the cache costs in quality, and what it saves.",
-        example="forerun bench kv -m smollm2 --methods h2o,snapkv --contexts 1k",
-        assumed="all methods of eviction, with {model}",
-        files=("plot",),
-    ),
     "chat": Row(
         "forerun.cli.chat",
         "Talk with a model; each turn runs only its new tokens.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.bench.kv.measure import Row
-from forerun.bench.kv.report import report_of
+from benchmarks.kv.measure import Row
+from benchmarks.kv.report import report_of
 from forerun.report.chart import Curves
 from forerun.report.table import Mark
 

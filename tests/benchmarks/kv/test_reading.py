@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from forerun.bench.kv.reading import CacheReading
+from benchmarks.kv.reading import CacheReading
 from forerun.compression import NO_COMPRESSION, Compression
 from forerun.contracts import CausalLM
 from forerun.core import Batch

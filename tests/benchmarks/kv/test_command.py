@@ -1,4 +1,4 @@
-"""`forerun bench kv`: the object of --json, the table, the plot, and every refusal."""
+"""`python -m benchmarks.kv`: the object of --json, the table, the plot, and every refusal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner, Result
 
+from benchmarks.kv.__main__ import NAME, application
 from forerun import _native
-from tests.helpers.command_line import Cli, Write
+from tests.helpers.cli_pair import save_pair
 from tests.helpers.refusals import refused
 
 FEW = (
@@ -29,8 +31,18 @@ FEW = (
 )
 
 
-def run(cli: Cli, *options: str) -> Any:
-    return cli.run("bench", "kv", "-m", cli.target, *FEW, *options)
+def invoke(*options: str) -> Result:
+    settings: dict[str, Any] = {"prog_name": "python -m", "catch_exceptions": False}
+    return CliRunner().invoke(application, [NAME, *options], **settings)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_pair(tmp_path_factory.mktemp("models"))[0]
+
+
+def run(target: str, *options: str) -> Result:
+    return invoke("-m", target, *FEW, *options)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +52,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_rows_are_settings_by_context(cli: Cli, text: str) -> None:
-    result = run(cli, "--text", text, "--json")
+def test_rows_are_settings_by_context(target: str, text: str) -> None:
+    result = run(target, "--text", text, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["schema_version"], found["mode"]) == (1, "kv")
@@ -69,9 +81,9 @@ def test_rows_are_settings_by_context(cli: Cli, text: str) -> None:
         assert min(row["tokens_per_second"], row["read_seconds"], row["speed_ratio"]) > 0
 
 
-def test_the_table_marks_what_is_approximate(cli: Cli, text: str, tmp_path: Path) -> None:
+def test_the_table_marks_what_is_approximate(target: str, text: str, tmp_path: Path) -> None:
     plot = tmp_path / "kv.svg"
-    result = run(cli, "--text", text, "--plot", str(plot))
+    result = run(target, "--text", text, "--plot", str(plot))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert any("streaming_llm ratio 0.5~" in line for line in lines)
@@ -84,20 +96,20 @@ def test_the_table_marks_what_is_approximate(cli: Cli, text: str, tmp_path: Path
     assert len(curves) > len(axes) > 1
 
 
-def test_budgets_alone_and_the_prose_that_comes_with_python(cli: Cli) -> None:
+def test_budgets_alone_and_the_prose_that_comes_with_python(target: str) -> None:
     usual = ("--needles", "1", "--depths", "0.5", "--scored-tokens", "8", "--timed-tokens", "4")
     sizes = ("--ratios", "0.5", "--budgets", "64", "--methods", "snapkv", "--contexts", "300")
     keep = ("--kv-recent", "16", "--threads", "1", "--kv-dtypes", "fp32")
-    result = cli.run("bench", "kv", "-m", cli.target, *usual, *sizes, *keep, "--json")
+    result = invoke("-m", target, *usual, *sizes, *keep, "--json")
     assert result.exit_code == 0, result.output
     labels = [row["setting"] for row in json.loads(result.stdout)["rows"]]
     assert labels == ["full", "kv_dtype fp32", "snapkv ratio 0.5", "snapkv budget 64"]
 
 
 def test_an_interruption_shows_what_there_is(
-    cli: Cli, text: str, monkeypatch: pytest.MonkeyPatch
+    target: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.bench.kv.measure import _Run
+    from benchmarks.kv.measure import _Run
 
     usual, count = _Run.figures, 0
 
@@ -109,7 +121,7 @@ def test_an_interruption_shows_what_there_is(
         return usual(self, full)
 
     monkeypatch.setattr(_Run, "figures", interrupted)
-    result = run(cli, "--text", text, "--json")
+    result = run(target, "--text", text, "--json")
     assert result.exit_code == 130
     assert [row["setting"] for row in json.loads(result.stdout)["rows"]] == [
         "full",
@@ -118,22 +130,24 @@ def test_an_interruption_shows_what_there_is(
     assert "interrupted" in result.stderr
 
 
-def test_wrong_use_is_refused(cli: Cli, write: Write) -> None:
-    refused(run(cli, "--methods", "h3o"), "unknown kv_method 'h3o'", "Did you mean 'h2o'")
-    assert "kv_dtype 'int5'" in run(cli, "--kv-dtypes", "int5").stderr
-    refused(run(cli, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")
-    refused(run(cli, "--contexts", "20000"), "--contexts go up to 20000", "16384")
-    refused(run(cli, "--ratios", "0"), "ratios")
-    refused(run(cli, "--timed-tokens", "13"), "timed-tokens is 13 of 12")
-    short = write("short.txt", "two words")
-    result = run(cli, "--text", short)
+def test_wrong_use_is_refused(target: str, tmp_path: Path) -> None:
+    refused(run(target, "--methods", "h3o"), "unknown kv_method 'h3o'", "Did you mean 'h2o'")
+    assert "kv_dtype 'int5'" in run(target, "--kv-dtypes", "int5").stderr
+    refused(run(target, "--budgets", "16"), "kv_budget is 16", "4 sinks with 16 recent")
+    refused(run(target, "--contexts", "20000"), "--contexts go up to 20000", "16384")
+    refused(run(target, "--ratios", "0"), "ratios")
+    refused(run(target, "--timed-tokens", "13"), "timed-tokens is 13 of 12")
+    (tmp_path / "short.txt").write_text("two words")
+    result = run(target, "--text", str(tmp_path / "short.txt"))
     assert result.exit_code == 2
     assert "Give a longer one with --text" in result.stderr
-    result = run(cli, "--needles", "9")
+    result = run(target, "--needles", "9")
     assert result.exit_code == 2
     assert "needles take" in result.stderr
 
 
-def test_bench_itself_still_takes_its_options(cli: Cli) -> None:
-    assert "forerun bench [OPTIONS]" in cli.run("bench", "--help").stdout
-    assert "forerun bench kv [OPTIONS]" in cli.run("bench", "kv", "--help").stdout
+def test_refusals_are_those_of_forerun(target: str) -> None:
+    refused(run(target, "--polt", "chart.png"), "No such option '--polt'", "'--plot'")
+    refused(run(target, "--plot", "chart.txt"), ".png, .svg, .pdf")
+    refused(run(target, "--text", "absent.txt"), "text absent.txt cannot be read")
+    assert "python -m benchmarks.kv [OPTIONS]" in invoke("--help").stdout

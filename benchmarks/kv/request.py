@@ -1,4 +1,4 @@
-"""Request of `forerun bench kv`, and the settings of the cache that follow from it."""
+"""Request of `benchmarks.kv`, and the settings of the cache that follow from it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def run(request: KvRequest) -> Result:
         ConfigError: for contexts that the model does not have.
         Interrupted: with the rows until then.
     """
-    from forerun.bench.kv.report import answer
+    from benchmarks.kv.report import answer
 
     return answer(request)
 

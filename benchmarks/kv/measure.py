@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.bench.kv.reading import CacheReading, Score
-from forerun.bench.kv.request import LONGEST_QUESTION, CacheSetting, KvRequest
-from forerun.bench.kv.texts import Haystack, haystack
+from benchmarks.kv.reading import CacheReading, Score
+from benchmarks.kv.request import LONGEST_QUESTION, CacheSetting, KvRequest
+from benchmarks.kv.texts import Haystack, haystack
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.measure.intervals import mean

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from forerun.bench.kv.request import KvRequest
+from benchmarks.kv.request import KvRequest
 from forerun.errors import ConfigError
 
 Encode = Callable[[str], list[int]]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.kv.request import KvRequest
-from forerun.bench.kv.texts import Haystack, haystack, prose
+from benchmarks.kv.request import KvRequest
+from benchmarks.kv.texts import Haystack, haystack, prose
 from forerun.errors import ConfigError
 
 # No letter of a needle is among them.
@@ -67,6 +67,6 @@ def test_the_prose_is_long_enough_for_long_contexts() -> None:
 
 
 def test_without_the_prose_a_text_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.bench.kv.texts.find_spec", lambda _: None)
+    monkeypatch.setattr("benchmarks.kv.texts.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="give a text with --text"):
         prose()

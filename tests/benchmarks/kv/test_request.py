@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.kv.request import FULL, KvRequest, settings_of
+from benchmarks.kv.request import FULL, KvRequest, settings_of
 from forerun.compression import METHODS, NO_COMPRESSION, Compression, KeptTokens
 from forerun.errors import ConfigError, UnknownNameError
 

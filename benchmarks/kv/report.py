@@ -1,13 +1,13 @@
-"""The result of `forerun bench kv` for people: answers in words, tables, and the plot."""
+"""The result of `benchmarks.kv` for people: answers in words, tables, and the plot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from forerun.bench.kv.measure import Row, measure
-from forerun.bench.kv.request import FULL, CacheSetting, KvRequest, settings_of
-from forerun.bench.kv.texts import prose
+from benchmarks.kv.measure import Row, measure
+from benchmarks.kv.request import FULL, CacheSetting, KvRequest, settings_of
+from benchmarks.kv.texts import prose
 from forerun.core import Exactness
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
@@ -28,7 +28,7 @@ _NOTE = (
 
 
 def answer(request: KvRequest) -> Result:
-    """The result of the command; see `forerun.bench.kv.request.run`."""
+    """The result of the command; see `benchmarks.kv.request.run`."""
     settings = settings_of(request)
     text = prose() if request.text is None else read_text(request.text, "text", PromptError)
     checkpoint = request.model.open()

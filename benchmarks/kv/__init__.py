@@ -1,0 +1,1 @@
+"""Quality and speed of each setting of the cache beside the full one."""
