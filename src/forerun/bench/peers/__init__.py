@@ -1,10 +1,10 @@
-"""Other engines on the same weights, for benchmarks: transformers here, others by entry points.
+"""Other engines on the same weights, for benchmarks, by entry points.
 
 peer = load_peer("llama.cpp", checkpoint_dir, "bf16", threads=2, cache_dir=cache_dir)
 tokens, seconds = peer.generate(prompt_ids, 128)
 
-A package registers a peer in the group `forerun.peers`: a function from PeerOptions to a Peer. llama.cpp and
-OpenVINO come with `forerun[peers]`. Nothing is imported before a peer is loaded.
+A package registers a peer in the group `forerun.peers`: a function from PeerOptions to a Peer. transformers,
+llama.cpp and OpenVINO come with `forerun[peers]`. Nothing is imported before a peer is loaded.
 """
 
 from __future__ import annotations
@@ -105,17 +105,10 @@ class Peer(ABC):
             )
 
 
-def _transformers(options: PeerOptions) -> Peer:
-    """Peer of transformers, which is imported only when it is loaded."""
-    from forerun.bench.peers.transformers_peer import TransformersPeer
-
-    return TransformersPeer(options)
-
-
-PEERS = Registry("peer", "forerun.peers", {"transformers": _transformers})
+PEERS = Registry("peer", "forerun.peers", {})
 """Functions from PeerOptions to a Peer, by name."""
 # Peers of `forerun[peers]`, which another interpreter may have.
-_EXTRA = ("llama.cpp", "openvino")
+_EXTRA = ("llama.cpp", "openvino", "transformers")
 
 
 def peer_names() -> list[str]:
