@@ -48,7 +48,6 @@ def test_names(words: tuple[str, ...], expected: set[str]) -> None:
         ("generate", "--prompt-file", ""),
         ("generate", "--config", "x"),
         ("info", "./"),
-        ("simulate", "--text", ""),
     ],
 )
 def test_files(words: tuple[str, ...]) -> None:

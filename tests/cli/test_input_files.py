@@ -21,15 +21,12 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "tree": ("generate", *PROMPT, "--method", "ngram", "--tree"),
     "corpus": ("generate", *PROMPT, "--method", "suffix", "--corpus"),
     "prompts": ("prove", "--prompts"),
-    "text": ("simulate", "--text"),
 }
-WITH_MODEL = set(INPUTS) - {"text"}
 
 
 def command(cli: Cli, name: str, path: str) -> Any:
     first, *rest = INPUTS[name]
-    model = ("--model", cli.target) if name in WITH_MODEL else ()
-    return cli.run(first, *model, *rest, path)
+    return cli.run(first, "--model", cli.target, *rest, path)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")

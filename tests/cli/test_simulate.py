@@ -1,10 +1,7 @@
-"""`forerun simulate`: the published tables, simulation beside formula, texts, the object of --json."""
+"""`forerun simulate`: the published tables, simulation beside formula, the object of --json."""
 
 from __future__ import annotations
 
-import io
-import random
-import string
 import subprocess
 import sys
 
@@ -12,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import application
-from forerun.theory.formulas import optimal_length, speedup
+from forerun.theory.formulas import optimal_length
 from tests.helpers.command_line import Write
 from tests.helpers.refusals import refused
 from tests.helpers.simulate_command import cells, content, simulate
@@ -21,14 +18,6 @@ from tests.helpers.terminal import COLOURED, GREEN, in_terminal
 ROW = {"acceptance", "cost_ratio", "length", "tokens_per_round", "cost_per_token"}
 ROW |= {"speedup", "best", "pays"}
 DRAWN = {"simulated_tokens_per_round", "simulated_speedup", "interval"}
-
-
-@pytest.fixture
-def text(write: Write) -> str:
-    """A file of random letters in which every second one is an e: a text with something to learn."""
-    letters = random.Random(3).choices(string.ascii_lowercase, k=3000)
-    path: str = write("text.txt", "".join(f"{letter}e" for letter in letters))
-    return path
 
 
 def test_the_object_has_its_keys() -> None:
@@ -111,45 +100,6 @@ def test_a_setting_draws_its_own_numbers() -> None:
     assert other[0]["simulated_speedup"] != alone[0]["simulated_speedup"]
 
 
-def test_a_text_with_equal_models_accepts_everything(text: str) -> None:
-    options = ("--text", text, "--target-order", "3", "--draft-order", "3", "--num-tokens", "50")
-    result = content(*options, "--cost-ratio", "0.1,0.5", "--lengths", "1,4")
-    for row in result["rows"]:
-        assert row["acceptance"] == row["acceptance_rate"] == 1.0
-        assert row["tokens_per_round"] == row["length"] + 1
-        assert row["target_calls"] == -(-50 // (row["length"] + 1))
-        assert row["draft_calls"] == row["target_calls"] * row["length"]
-        assert row["speedup"] == pytest.approx(speedup(1.0, row["length"], row["cost_ratio"]))
-        assert row["formula"] == pytest.approx(row["speedup"])
-    assert (result["characters"], result["vocab_size"]) == (6000, 26)
-
-
-def test_a_text_shows_what_a_worse_draft_loses(text: str) -> None:
-    # An e follows every other letter: a draft that sees one token knows, one that sees none does not.
-    options = ("--text", text, "--target-order", "2", "--num-tokens", "2000", "--lengths", "3")
-    worse, better = (
-        content(*options, "--draft-order", order)["rows"][0]["acceptance"] for order in "12"
-    )
-    assert worse < 0.7 < better == 1.0
-
-
-def test_a_text_from_standard_input_and_by_words(text: str) -> None:
-    options = ("--num-tokens", "30", "--lengths", "2", "--draft-order", "1")
-    written = "the cat sat on the mat and the dog sat on the cat " * 9
-    result = content("--text", "-", "--unit", "word", *options, input=written)
-    assert result["vocab_size"] == 7
-    assert result == content("--text", "-", "--unit", "word", *options, input=written)
-    piped = simulate("--text", "-", *options, input=written)
-    assert [row[1] for row in cells(piped.stdout)] == ["2"]
-
-
-def test_a_draft_that_costs_nothing_and_one_that_costs_everything(text: str) -> None:
-    options = ("--text", text, "--num-tokens", "300", "--lengths", "1-3", "--cost-ratio", "0,2")
-    rows = content(*options)["rows"]
-    assert all(row["pays"] for row in rows if row["cost_ratio"] == 0)
-    assert not any(row["pays"] for row in rows if row["cost_ratio"] == 2)
-
-
 def test_a_pipe_gets_aligned_text_and_a_terminal_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--acceptance", "0.2,0.9", "--lengths", "1-6")
     lines = simulate(*options).stdout.splitlines()
@@ -172,7 +122,6 @@ PLAN = ("--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b", "--n
     "options",
     [
         ("--rounds", "100", "--lengths", "1,2", "--acceptance", "0.5,0.9"),
-        ("--text", "-", "--num-tokens", "50", "--lengths", "2"),
         (*PLAN, "--batch", "1,16384", "--context", "1k,8k,32k,128k", "--acceptance", "0.5"),
     ],
     ids=lambda options: options[0],
@@ -180,12 +129,10 @@ PLAN = ("--hardware", "h100", "--target", "llama-3.1-70b", "--draft", "8b", "--n
 def test_nothing_is_cut_however_narrow_the_terminal(
     options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = "the cat sat on the mat and the dog sat on the cat " * 9
     piped, shown = {}, {}
     for width in ("40", "400"):
         monkeypatch.setenv("COLUMNS", width)
-        piped[width] = simulate(*options, input=written).stdout
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(written.encode())))
+        piped[width] = simulate(*options).stdout
         lines = COLOURED.sub("", in_terminal(monkeypatch, "simulate", *options)).splitlines()
         shown[width] = {" ".join(line.split()) for line in lines}
     assert piped["40"] == piped["400"]

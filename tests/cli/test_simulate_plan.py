@@ -177,22 +177,19 @@ def test_variables_for_other_commands_and_modes_do_not_disturb(
     assert content()["rows"] == expected
     monkeypatch.setenv("FORERUN_HARDWARE", "h100")
     assert content()["mode"] == "plan"
-    # A flag asks for something else, and is stronger.
-    assert content("--text", "-", input="a b " * 40)["mode"] == "text"
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ("--cost-ratio", "0.1,0.3"),
-        ("--text", "-", "--num-tokens", "20", "--lengths", "1-3"),
         ("--hardware", "rtx-4090", *PAIR, *GRID),
     ],
     ids=lambda options: options[0],
 )
 def test_charts_are_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "chart.png"
-    result = simulate(*options, "--plot", str(file), input="to be or not to be " * 9)
+    result = simulate(*options, "--plot", str(file))
     assert file.read_bytes()[:8] == PNG
     assert str(file) in result.stderr
     assert result.stdout
@@ -275,14 +272,8 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--rounds", "0"), ["--rounds"]),
         (("--seed", "1"), ["--seed", "--rounds"]),
         (("--seed", "-1", "--rounds", "100"), ["--seed"]),
-        (("--text", "/no/such"), ["/no/such", "no such file"]),
-        (("--text", "/"), ["directory"]),
-        (("--text", ""), ["--text", "empty"]),
-        (("--text", "x", "--unit", "token"), ["unit", "character, word"]),
-        (("--text", "x", *BIG[:2]), ["--text", "--hardware", "exclude"]),
-        ((*BIG, "--seed", "3"), ["--seed", "--rounds", "leave it out"]),
+        ((*BIG, "--seed", "3"), ["--seed", "--rounds"]),
         (("--target", "70B"), ["--target", "--hardware"]),
-        (("--draft-order", "2"), ["--draft-order", "--text"]),
         ((*BIG, "--rounds", "100"), ["--rounds", "--hardware"]),
         (BIG[:2], ["--target", "qwen3-8b"]),
         (("--hardware", "h1000", "--target", "70B"), ["'h1000'", "Did you mean 'h100'?", "l40s"]),
@@ -315,7 +306,6 @@ BIG = ("--hardware", "h100", "--target", "70B")
         (("--batch-size", "8"), ["'--batch-size'", "'--batch'"]),
         (("--ctx-size", "1k"), ["'--ctx-size'", "'--context'"]),
         (("--max_context", "1k"), ["'--context'"]),
-        (("--max-new-tokens", "50"), ["'--num-tokens'"]),
         (("--draft-model", "8b"), ["'--draft'"]),
         (("stray",), ["stray"]),
     ],
@@ -325,22 +315,7 @@ def test_wrong_use_is_one_line(options: tuple[str, ...], words: list[str]) -> No
     refused(result, *words)
 
 
-def test_texts_that_are_none(write: Write) -> None:
-    for content_, words in (
-        (b"a\xffb", ["UTF-8", "byte 1"]),
-        (b"", ["empty"]),
-        (b" \n", ["empty"]),
-        (b"abc", ["3 characters", "order 4"]),
-        (b"a" * ((16 << 20) + 1), ["16 MiB"]),
-    ):
-        file = write("text.txt", content_)
-        result = CliRunner().invoke(application, ["simulate", "--text", file])
-        refused(result, *words)
-
-
 def test_a_file_with_an_option_for_something_else(write: Write) -> None:
     file = write("options.toml", 'target = "8b"\n')
     result = CliRunner().invoke(application, ["simulate", "--config", file])
     refused(result, "--target", "--hardware")
-    # A flag that asks for something else is stronger, and what it does not read does not disturb.
-    assert content("--config", file, "--text", "-", input="a b " * 40)["rows"]

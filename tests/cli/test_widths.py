@@ -48,15 +48,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
             "--draft",
             "llama-3.1-8b",
         ),
-        "text": (
-            "simulate",
-            "--text",
-            write("text.txt", "a b a b c " * 40),
-            "--lengths",
-            "2",
-            "--num-tokens",
-            "20",
-        ),
         "roofline": ("roofline", "-m", cli.target, *ROOFLINE, "--threads", "1"),
     }[name]
 
@@ -78,7 +69,6 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
         "simulate",
         "acceptances",
         "hardware",
-        "text",
         pytest.param("roofline", marks=[needs_kernels, pytest.mark.zoo, pytest.mark.slow]),
     ],
 )

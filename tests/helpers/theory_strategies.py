@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from forerun.simulation.language_models import Context
+from forerun.simulation.simulator import Context
 
 
 @st.composite

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DistributionError
 from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
-from forerun.simulation.language_models import (
+from forerun.simulation.simulator import (
     MOCK_DRAFT,
     MOCK_TARGET,
     Context,
     MockModel,
-    NgramModel,
+    Simulation,
+    speculative,
 )
-from forerun.simulation.simulator import Simulation, speculative
 from forerun.theory import formulas
 from forerun.theory.rows import acceptance_rate
-from tests.helpers.small_models import GreedyModel, TableModel
+from tests.helpers.small_models import GreedyModel, NgramModel, TableModel
 from tests.helpers.theory_strategies import RandomRows
 
 NAN = float("nan")

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.simulation import simulator
-from forerun.simulation.language_models import Context
-from forerun.simulation.simulator import speculative
+from forerun.simulation.simulator import Context, speculative
 from forerun.theory import chains
 from tests.helpers.small_models import prefix_tables
 from tests.helpers.theory_strategies import RandomRows

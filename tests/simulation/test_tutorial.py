@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.simulation.language_models import MOCK_DRAFT, MOCK_TARGET, MOCK_WORDS
-from forerun.simulation.simulator import Simulation, speculative
+from forerun.simulation.simulator import (
+    MOCK_DRAFT,
+    MOCK_TARGET,
+    MOCK_WORDS,
+    Simulation,
+    speculative,
+)
 from forerun.theory.formulas import (
     acceptance_ceiling,
     break_even_acceptance,

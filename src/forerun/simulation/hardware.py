@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from forerun.costs.forwards import RooflineCosts
 from forerun.costs.hardware import GB, TFLOPS, Hardware, find_hardware
 from forerun.costs.rounds import FREE, Costs, RoundCosts
-from forerun.costs.shapes import ModelShape, find_shape
+from forerun.costs.shapes import find_shape
 from forerun.errors import ConfigError
 from forerun.simulation.request import HardwareOptions, SimulateRequest
 
@@ -67,43 +67,24 @@ def set_up(request: SimulateRequest) -> Setup:
         ConfigError, UnknownNameError: as `plan`.
     """
     assert request.target is not None
-    target = target_costs(
-        request.machine, find_shape(request.target), request.dtype, request.cache_dtype
-    )
-    if request.draft_window is not None:
-        return Setup(
-            target, None, RoundCosts.of_models(target, WindowedCosts(target, request.draft_window))
-        )
-    if request.draft is None or request.draft.lower() == "none":
-        ratio = request.cost_ratio[0] if request.cost_ratio else 0.0
-        return Setup(target, None, RoundCosts.of_models(target, ratio))
-    return with_draft(target, find_shape(request.draft), request.draft_dtype)
-
-
-def target_costs(
-    machine: HardwareOptions, shape: ModelShape, dtype: str, cache_dtype: str = "auto"
-) -> RooflineCosts:
-    """Costs of a target on hardware.
-
-    Raises:
-        ConfigError, UnknownNameError: as `hardware_of`.
-    """
-    return RooflineCosts(
-        shape,
+    machine = request.machine
+    target = RooflineCosts(
+        find_shape(request.target),
         hardware_of(machine),
-        "bf16" if dtype == "auto" else dtype,
-        None if cache_dtype == "auto" else cache_dtype,
+        "bf16" if request.dtype == "auto" else request.dtype,
+        None if request.cache_dtype == "auto" else request.cache_dtype,
         overhead=machine.overhead / 1e3,
         num_devices=machine.num_devices,
         parallel_efficiency=machine.parallel_efficiency,
     )
-
-
-def with_draft(target: RooflineCosts, shape: ModelShape, dtype: str) -> Setup:
-    """Costs of a target and of a draft model on the same hardware."""
-    precision = target.precision if dtype == "auto" else dtype
-    draft = replace(target, shape=shape, precision=precision)
-    return Setup(target, draft, RoundCosts.of_models(target, draft))
+    drafting: Costs | float = request.cost_ratio[0] if request.cost_ratio else 0.0
+    draft = None
+    if request.draft_window is not None:
+        drafting = WindowedCosts(target, request.draft_window)
+    elif request.draft is not None and request.draft.lower() != "none":
+        precision = target.precision if request.draft_dtype == "auto" else request.draft_dtype
+        drafting = draft = replace(target, shape=find_shape(request.draft), precision=precision)
+    return Setup(target, draft, RoundCosts.of_models(target, drafting))
 
 
 def hardware_of(machine: HardwareOptions) -> Hardware:

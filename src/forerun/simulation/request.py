@@ -10,7 +10,7 @@ from forerun.costs.hardware import HARDWARE
 from forerun.costs.precision import PRECISIONS
 from forerun.costs.shapes import SHAPES
 from forerun.errors import ConfigError
-from forerun.options import UNIQUE, FileName, option, options, part
+from forerun.options import UNIQUE, option, options, part
 
 if TYPE_CHECKING:
     from forerun.report.result import Result
@@ -21,7 +21,7 @@ FEWEST_ROUNDS = 100
 REQUESTS = 1024
 # Cost of a drafted token where none is given, in plain target forwards.
 COST_RATIO = 0.1
-# Options that name hardware; with one of them a plan is made, or a model placed on it.
+# Options that name hardware; with one of them a plan is made.
 ELSEWHERE = ("hardware", "bandwidth", "flops")
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -29,7 +29,6 @@ _Cost = Annotated[float, Field(ge=0.0, le=1000.0)]
 _Length = Annotated[int, Field(ge=1, le=256)]
 _Batch = Annotated[int, Field(ge=1, le=1 << 14)]
 _Context = Annotated[int, Field(ge=0, le=1 << 30)]
-_Order = Annotated[int, Field(ge=1, le=32)]
 _Limit = Annotated[float, Field(ge=1e-6, le=1e9)]
 _Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
@@ -81,8 +80,8 @@ class HardwareOptions:
 class SimulateRequest:
     """The gain of speculation: by formula, by simulation, on hardware you don't have.
 
-    Without --text or --hardware: speed-up over length for acceptances and cost
-    ratios. Numbers go to standard output, what their marks mean to standard error. No model is run.
+    Without --hardware: speed-up over length for acceptances and cost ratios. Numbers go to standard output,
+    what their marks mean to standard error. No model is run.
     """
 
     acceptance: Annotated[tuple[_Share, ...], UNIQUE] = option(
@@ -104,33 +103,13 @@ class SimulateRequest:
         le=1_000_000,
         description="Simulate this many rounds per setting too.",
         section="Simulation",
-        excludes=(*ELSEWHERE, "text"),
+        excludes=ELSEWHERE,
     )
     seed: int = option(
         default=0,
         ge=0,
-        description="Seed of the simulation and of --text.",
-        requires=("rounds", "text"),
-    )
-    text: FileName | None = option(
-        default=None,
-        description="Fit n-gram target and draft to this UTF-8 file; - is standard input.",
-        section="Text",
-        excludes=(*ELSEWHERE, "acceptance"),
-    )
-    target_order: _Order = option(default=4, description="n of the target.", requires=("text",))
-    draft_order: _Order = option(default=2, description="n of the draft.", requires=("text",))
-    unit: Literal["character", "word"] = option(
-        default="character",
-        description="What a token is: character or word.",
-        requires=("text",),
-    )
-    num_tokens: int = option(
-        default=600,
-        ge=10,
-        le=1_000_000,
-        description="Tokens to generate at each length.",
-        requires=("text",),
+        description="Seed of the simulation.",
+        requires=("rounds",),
     )
     machine: HardwareOptions = part(default=HardwareOptions, section="Hardware")
     target: str | None = option(
@@ -197,11 +176,7 @@ class SimulateRequest:
 
 
 def run(request: SimulateRequest) -> Result:
-    """The speed-up by formulas, by simulation on a text, or on hardware."""
-    if request.text is not None:
-        from forerun.simulation.text import read_text, simulate_text
-
-        return simulate_text(request, read_text(request.text))
+    """The speed-up by formulas, by simulated rounds, or on hardware."""
     if request.machine.named:
         from forerun.simulation.planning import plan
 

@@ -1,9 +1,9 @@
 """Simulator of speculative decoding: with small language models, or with a fixed acceptance.
 
-With language models all results are exact and slow: rows are functions of the context (see
-`language_models`), and costs are counted in plain target forwards. With NumPy's legacy generator numbers are
-drawn in the order of the NumPy tutorial on speculative decoding (machinelearningplus.com), whose figures are
-reproduced. A fixed acceptance has the assumptions of `formulas`, which it checks.
+With language models all results are exact and slow: rows are functions of the context, and costs are counted
+in plain target forwards. With NumPy's legacy generator numbers are drawn in the order of the NumPy tutorial
+on speculative decoding (machinelearningplus.com), whose figures are reproduced. A fixed acceptance has the
+assumptions of `formulas`, which it checks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,57 @@ import numpy as np
 from forerun.errors import DistributionError
 from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.options import check
-from forerun.simulation.language_models import LanguageModel
-from forerun.theory.inputs import Floats, as_row
+from forerun.theory.inputs import Floats, as_row, softmax
 from forerun.theory.rows import corrected_distribution
 
 LONGEST_TEXT = 1 << 24
 MOST_DRAFTED = 4096
 MOST_ROUNDS = 1 << 26
 HIGHEST_COST = 1e9
+
+Context = tuple[int, ...]
+
+
+class LanguageModel(Protocol):
+    """A function from a context, the oldest token first, to the next token's distribution [V], float64."""
+
+    def __call__(self, context: Context, /) -> Floats: ...
+
+
+@dataclass(frozen=True)
+class MockModel:
+    """A model with random logits that depend on the sum of the last three tokens; one logit is raised.
+
+    With the defaults, it is the target of the NumPy tutorial on speculative decoding
+    (machinelearningplus.com); see `MOCK_TARGET` and `MOCK_DRAFT`.
+
+    Args:
+        vocab_size: number of tokens, V.
+        seed: number added to the sum of the tokens to seed NumPy's legacy generator.
+        scale: standard deviation of the logits.
+        boost: number added to the logit of token (sum mod V).
+    """
+
+    vocab_size: int = 10
+    seed: int = 100
+    scale: float = 1.0
+    boost: float = 2.0
+
+    def __post_init__(self) -> None:
+        check("vocab_size", self.vocab_size, int, ge=1, le=1 << 24)
+        check("seed", self.seed, int, ge=0, le=1 << 31)
+
+    def __call__(self, context: Context, /) -> Floats:
+        total = sum(context[-3:])
+        logits = np.random.RandomState(total + self.seed).randn(self.vocab_size) * self.scale
+        logits[total % self.vocab_size] += self.boost
+        return softmax(logits)
+
+
+MOCK_TARGET = MockModel()
+MOCK_DRAFT = MockModel(seed=200, scale=0.8, boost=1.5)
+MOCK_WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "big", "a", "red")
+"""Words of the tutorial's tokens."""
 
 
 class NumpyRandom(Protocol):
