@@ -28,7 +28,7 @@ def packages() -> str:
     lines = []
     for path in sorted((ROOT / "src" / "forerun").rglob("__init__.py"))[1:]:
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        first = re.split(r"(?<=[.:])\s", doc, maxsplit=1)[0].replace("\n", " ").replace("|", r"\|")
+        first = re.split(r"(?<=\.)\s", doc, maxsplit=1)[0].replace("\n", " ").replace("|", r"\|")
         name = path.parent.relative_to(ROOT / "src" / "forerun").as_posix()
         lines.append(f"| `{name}/` | {first} |")
     return "| package | what it is |\n| --- | --- |\n" + "\n".join(lines) + "\n"

@@ -104,5 +104,5 @@ def advice(name: str, flags: Container[str]) -> str | None:
 
 
 def in_words(names: Iterable[tuple[str, str]]) -> str:
-    """Flags and those that they were taken for, each once."""
+    """Flags of other programs with forerun's equivalents, each once."""
     return ", ".join(f"--{name} as --{ours}" for name, ours in dict(names).items())

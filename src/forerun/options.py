@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Use:
-    """Use of an option beside the others.
+    """Conditions under which an option may be used beside others.
 
     Args:
         section: heading in the help; that of the option before unless given.

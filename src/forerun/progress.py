@@ -1,4 +1,4 @@
-"""Progress of long work and what it says meanwhile, reported to a caller that watches and hears it."""
+"""Progress and messages of long work, reported to the caller that watches it."""
 
 from __future__ import annotations
 

@@ -167,6 +167,7 @@ def test_piped_output_is_the_text_and_one_newline(cli: Cli, write: Write) -> Non
         (("--prompt", "def add"), None),
         (("--prompt-file", write("prompt.txt", "def add")), None),
         (("--prompt-file", "-"), "def add"),
+        (("-",), "def add"),
         ((), "def add"),
     ):
         result = cli.generate(*GREEDY, *source, input=stdin)

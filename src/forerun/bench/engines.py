@@ -113,7 +113,7 @@ class Workshop:
     def prepare(
         self, questions: Sequence[Question], params: SamplingParams, **options: Any
     ) -> Prepared:
-        """The prompts of questions; `options` are those of `prepare`."""
+        """Prompts of questions; `options` go to `prepare`."""
         return prepare(self._engine(False, self.max_context, 1), questions, params, **options)
 
     def engine(

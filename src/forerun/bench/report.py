@@ -122,7 +122,7 @@ class BenchReport:
 
     @property
     def closeness(self) -> list[str]:
-        """Rates of plain decoding in words."""
+        """A sentence on the rates of plain decoding."""
         rates = self.plain_decoding
         return (
             [
@@ -135,7 +135,7 @@ class BenchReport:
 
     @property
     def beside_peers(self) -> list[str]:
-        """Ratios of forerun's speed to each peer's, plainly and each at its best, in words."""
+        """Sentences with ratios of forerun's speed to each peer's, plain and each at its best."""
         best: dict[str, list[float]] = {}
         ours = [
             cell

@@ -68,7 +68,7 @@ class Side:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Generated tokens a second."""
         return self.tokens / self.seconds
 
 

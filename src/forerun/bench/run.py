@@ -69,7 +69,7 @@ def measured(
 
 
 def questions_of(request: BenchRequest) -> list[Question]:
-    """The workload.
+    """Questions of the workload or of the files of prompts.
 
     Raises:
         PromptError: if the file is missing, or a line is not a question.

@@ -197,10 +197,10 @@ def named(setting: str) -> str:
 
 
 def shown(interval: Interval) -> str:
-    """`1.30 x (1.21–1.38)`."""
+    """A ratio and its interval as text, such as `1.30 x (1.21–1.38)`."""
     return f"{interval.value:.2f} x ({interval.low:.2f}–{interval.high:.2f})"
 
 
 def times(value: float) -> str:
-    """`0.91 x`."""
+    """A ratio as text, such as `0.91 x`."""
     return f"{value:.2f} x"

@@ -164,7 +164,7 @@ def _nearest(name: str, flags: Iterable[str]) -> str:
 
 
 def _help_all() -> click.Option:
-    """`--help-all`."""
+    """The option `--help-all`."""
 
     def show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:

@@ -65,8 +65,8 @@ def read_prompt(
     """
     if messages is not None:
         return read_messages(messages)
-    if text is None:
-        if file is None and (sys.stdin is None or sys.stdin.isatty()):
+    if text is None or text == "-":
+        if text is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
             raise PromptError(
                 "there is no prompt; give it as an argument, in a file with --prompt-file, or pipe it "
                 f"in: {EXAMPLE}"

@@ -177,7 +177,7 @@ class Repl:
         return text.rstrip().removesuffix(QUOTES)
 
     def _obey(self, text: str) -> None:
-        """Run a command.
+        """Run a line that begins with `/`.
 
         Raises:
             UnknownNameError: for a command that does not exist.

@@ -79,7 +79,7 @@ class KeepsText(Protocol):
 
 
 class Attention(KeepsText, Protocol):
-    """A self-attention."""
+    """Self-attention of one layer."""
 
     def __call__(self, hidden: Tensor, batch: Batch, cache: Any) -> Tensor:
         """Run the tokens of a batch and append their keys and values.

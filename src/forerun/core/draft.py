@@ -1,4 +1,4 @@
-"""Plans, drafts and verdicts: what a round intends, what it proposes and what it accepts."""
+"""Plans, drafts and verdicts of a round."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Stats:
     def count(
         self, draft: Draft, verdict: Verdict, reason: PlainReason = PlainReason.NOTHING_FOUND
     ) -> None:
-        """Add one round.
+        """Count one round.
 
         Args:
             draft: the draft of the round.

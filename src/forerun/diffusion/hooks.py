@@ -76,7 +76,7 @@ class Handle:
         self._wrappers: list[Wrapper] = []
 
     def remove(self) -> None:
-        """Restore the pipeline."""
+        """Restore the pipeline's own methods."""
         for wrapper in reversed(self._wrappers):
             wrapper.remove()
         self._wrappers.clear()

@@ -146,7 +146,7 @@ class Scheduler:
                     self.settle()
 
     def submit(self, requests: Iterable[Running]) -> None:
-        """Queue requests."""
+        """Put requests at the end of the queue."""
         with self.alone():
             self.waiting.extend(requests)
 

@@ -100,7 +100,7 @@ class HeadAndTarget:
         return cls(published, checkpoint, Target.of(checkpoint))
 
     def load(self, placement: Placement) -> CausalLM:
-        """Load the target."""
+        """Load the target that the head drafts for."""
         return self.checkpoint.load(self.checkpoint.run_config(placement))
 
     def examine(self, engines: Sequence[str], model: CausalLM | None) -> Examination:

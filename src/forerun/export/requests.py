@@ -63,7 +63,7 @@ class ExportRequest:
 
 
 def check(request: CheckRequest) -> Result:
-    """Defects that engines would find in a head, and its drafts in each of them.
+    """Findings of each engine in a head, and the share of drafts that stay the same there.
 
     Raises:
         ForerunError: for a head, a target or an engine that is not known.

@@ -1,4 +1,4 @@
-"""Speculative decoding inside transformers' `generate`, by one argument:
+"""Speculative decoding inside transformers' `generate`, by its argument `custom_generate`.
 
 model.generate(**inputs, custom_generate=forerun.hf.generate)
 """

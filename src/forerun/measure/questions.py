@@ -99,7 +99,7 @@ def read_questions(
 
 
 def in_turns(questions: Sequence[Question], limit: int | None = None) -> list[Question]:
-    """Order questions with their categories in turns, so that any beginning holds all of them alike.
+    """Order questions with categories alternating, so that the first few come from every category.
 
     The questions of a category have different ids afterwards.
 

@@ -44,7 +44,7 @@ Observe = Callable[[VerifiedDraft], Verdict]
 
 
 class WatchedRule:
-    """A rule that lets another decide and an observer see, or cut, each verdict."""
+    """A rule that wraps another one: an observer sees each verdict, and may shorten it."""
 
     def __init__(self, rule: Verifier, observe: Observe) -> None:
         self.rule, self.observe = rule, observe

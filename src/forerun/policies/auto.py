@@ -119,7 +119,7 @@ class AutoPolicy(BasePolicy):
         self._start()
 
     def _start(self) -> None:
-        """Start without rounds."""
+        """Begin without rounds."""
         # What was planned, the rounds for which it still holds, and what drafts.
         self._plans, self._left, self._is_plain = list[Plan](), 0, True
         self._requests, self._ids, self._running = list[Request](), list[int](), list[Text]()
@@ -132,7 +132,7 @@ class AutoPolicy(BasePolicy):
 
     @property
     def costs(self) -> LiveCosts:
-        """Costs of rounds."""
+        """Measured costs of rounds."""
         return self._beliefs.costs
 
     def know(self, table: CostTable) -> None:

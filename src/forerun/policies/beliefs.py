@@ -36,7 +36,7 @@ class Member:
         self.forget()
 
     def forget(self) -> None:
-        """Start afresh."""
+        """Forget what was learned; begin with the drafter's recorded acceptance."""
         # Nodes of a draft per planned level: fewer than one if too little is found, more in trees.
         self.width = 1.0
         # Plain rounds that a token takes, by the drafter's own statement.

@@ -323,7 +323,7 @@ class LiveCosts:
             self.speed *= ratio ** _step(SPEED_STEP, rounds)
 
     def _usual(self, kind: object, ratio: float) -> float:
-        """The median of the last times of a kind with this one, all relative to what was expected of them."""
+        """Add a measured time over its expectation; return the median of the last ones of its kind."""
         self._last[kind].append(ratio)
         return median_low(self._last[kind])
 

@@ -73,7 +73,7 @@ def since(report: Report | None, before: Report | None) -> dict[str, dict[str, f
 
 
 def in_words(report: Report) -> str:
-    """One line: each drafter with its share of the rounds, and the time that all of them saved or cost."""
+    """One line: each drafter's share of the rounds, and the time saved or lost in total."""
     if not report:
         return "nothing was decided"
     rounds = sum(results["rounds"] for results in report.values())

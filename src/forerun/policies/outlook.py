@@ -87,7 +87,7 @@ class Outlook:
         self.forget()
 
     def forget(self) -> None:
-        """Start afresh."""
+        """Forget the requests so far."""
         # Mean tokens of an output.
         self._mean_output = float(USUAL_OUTPUT)
         self._last: tuple[int, list[Offer], Lengths | None] = (0, [], None)

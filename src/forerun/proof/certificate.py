@@ -1,4 +1,4 @@
-"""A proof in words and tables: the result of the command, and a Markdown document with all settings."""
+"""Report of a proof: the command's result, and a Markdown certificate with all settings."""
 
 from __future__ import annotations
 

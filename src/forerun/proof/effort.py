@@ -89,7 +89,7 @@ class Allowance:
         self._started = perf_counter()
 
     def more(self, done: int, batch: int) -> int:
-        """Number to do next, of a batch at most, by the time that those before have taken."""
+        """Size of the next batch, from the time that earlier ones took."""
         left = min(batch, self.most - done)
         if self.seconds is None or left <= 0:
             return left

@@ -109,7 +109,7 @@ def run(request: ProveRequest) -> Result:
 
 
 def texts_of(request: ProveRequest) -> list[str]:
-    """The prompts.
+    """Prompts of the proof: the given ones, or those that come with forerun.
 
     Raises:
         ConfigError: if there are none.

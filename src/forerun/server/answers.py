@@ -289,7 +289,7 @@ class Blocks:
             yield "end", self.all[-1], ""
 
     async def follow(self, answer: Answer) -> AsyncIterator[tuple[str, Block, str]]:
-        """All changes of an answer."""
+        """Yield the changes of an answer until its end."""
         async for piece in answer:
             for change in self.add(piece.split):
                 yield change

@@ -171,7 +171,7 @@ def _text(block: Any) -> str:
 
 
 class MessageWriter:
-    """Writes messages.
+    """Writes an answer as Anthropic's message, whole or as a stream.
 
     Args:
         state: the server's.

@@ -61,7 +61,7 @@ def grammar_of(body: SamplingBody) -> dict[str, Any] | None:
 
 
 def bounded(schema: Any, param: str) -> Any:
-    """A JSON schema with the options of this server.
+    """A JSON schema of bounded size, with this server's options set in it.
 
     Raises:
         ApiError: for one that is too large.

@@ -30,7 +30,7 @@ _LOOK = 0.05
 
 
 class Server(uvicorn.Server):
-    """A server that finishes what runs before it closes, and refuses what is new meanwhile."""
+    """A server that, told to stop, refuses new requests and finishes the running ones."""
 
     def __init__(self, config: uvicorn.Config, service: EngineService, drain: float) -> None:
         super().__init__(config)

@@ -121,7 +121,7 @@ class Writer:
 
 
 class ChatWriter(Writer):
-    """Writes chat completions."""
+    """Writes an answer as OpenAI's chat completion, whole or as a stream."""
 
     body: ChatBody
 
@@ -206,7 +206,7 @@ def finite(logprob: float) -> float:
 
 
 def usage(counts: Counts) -> dict[str, Any]:
-    """OpenAI's `usage`."""
+    """OpenAI's `usage` object of an answer."""
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.completion,

@@ -64,7 +64,7 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 
 
 class CompletionWriter(Writer):
-    """Writes text completions."""
+    """Writes an answer as OpenAI's text completion, whole or as a stream."""
 
     body: CompletionBody
 

@@ -133,7 +133,7 @@ def _text(content: Any) -> str:
 
 
 class ResponseWriter:
-    """Writes responses.
+    """Writes an answer as OpenAI's response, whole or as a stream.
 
     Args:
         state: the server's.

@@ -91,7 +91,7 @@ class ServeRequest:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys.
+        """API keys of the options, or of the file of keys.
 
         Raises:
             ConfigError: for a file that cannot be read, or holds none.

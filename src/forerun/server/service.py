@@ -167,7 +167,7 @@ class EngineService:
         return self._open.total()
 
     def ready(self) -> Engine:
-        """The engine.
+        """The engine, once it is loaded.
 
         Raises:
             ApiError: while it loads, and once the server drains.

@@ -1,4 +1,4 @@
-"""Tools: the forms in which models write calls, what is forced of them, and how they are read."""
+"""Tool calls: the formats that models write, the grammars that force them, and their parsing."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class ToolCallReader:
         return False
 
     def _misread(self, held: str) -> bool:
-        """A call in another form than it should have, or none."""
+        """Read what is held as a call in JSON or else as text; return True for a call."""
         call, size = _whole(held) or ({}, 0)
         if "name" in call and {"arguments", "parameters"} & {*call}:
             found = call.get("arguments", call.get("parameters"))

@@ -1,4 +1,4 @@
-"""Plans the gain of speculation on hardware that is not at hand, from its published limits."""
+"""Predicts the gain of speculation on any hardware from its published limits."""
 
 from __future__ import annotations
 

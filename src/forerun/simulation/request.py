@@ -1,4 +1,4 @@
-"""Request of `forerun simulate`, and the description of hardware that is not at hand."""
+"""Request of `forerun simulate`, and the description of the hardware to simulate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
 @options
 class HardwareOptions:
-    """Hardware that is not at hand."""
+    """Hardware to simulate."""
 
     hardware: str | None = option(
         default=None, description=f"Plan for {', '.join(HARDWARE)}.", names=lambda: HARDWARE

@@ -71,7 +71,7 @@ class DataRequest:
 
 
 def run(request: DataRequest) -> Result:
-    """A file of conversations, and what is in it.
+    """Write a file of conversations, and summarize it.
 
     Raises:
         TrainingError: for a file of something else, or answers that have no room.

@@ -156,7 +156,7 @@ class Objective(ABC):
 
     @abstractmethod
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
-        """Drafts on a batch; in training perhaps fewer of them."""
+        """Drafts on a batch; training may use only some of them."""
 
     def __call__(self, batch: ExampleBatch) -> LossPart:
         """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.

@@ -191,7 +191,7 @@ class Roofline:
         return CostTable.from_rows(seconds) if seconds else None
 
     def seconds(self, row: Forward) -> float:
-        """Seconds of a forward: those of one token times the ratio, which was measured in pairs."""
+        """Seconds of a forward: one token's seconds times the paired ratio."""
         return self.of(row.role)[row.context][0].seconds * row.ratio
 
     def as_facts(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def run(request: DiffusionBenchRequest) -> Result:
 def _measure(
     request: DiffusionBenchRequest, pipeline: Any, pictures: dict[str, Tensor]
 ) -> tuple[list[Row], list[str]]:
-    """A row for each setting, which is reported as soon as it is measured, and why others have none."""
+    """Rows of the settings, each reported once it is measured, and reasons for missing ones."""
     job = request.samples(pipeline)
     settings = _settings(request, clips=job.num_frames is not None)
     rows, notes = list[Row](), list[str]()

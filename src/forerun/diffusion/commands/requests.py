@@ -59,7 +59,7 @@ class Conditions:
     )
 
     def open(self) -> Any:
-        """The pipeline.
+        """Open the pipeline.
 
         Raises:
             ForerunError: as `open_pipeline`.
@@ -168,7 +168,7 @@ def speculative_part() -> Any:
 
 @options
 class Methods:
-    """A method that takes fewer passes, and the settings of all of them."""
+    """The chosen method and the settings of every method."""
 
     method: Literal["none", "cfg_cache", "feature_cache", "key_frames", "speculative"] = option(
         section="Methods",

@@ -115,7 +115,7 @@ class DraftCache:
     def extend(
         self, rows: list[int], token_ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Run drafted nodes.
+        """Run drafted nodes of trees; their keys and values follow those of the text.
 
         Args:
             rows: rows of the cache.

@@ -169,7 +169,7 @@ class CpuNorm:
     native: Any
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Norm [..., size]."""
+        """Normalize [..., size]."""
         out = torch.empty(hidden.shape)
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out))

@@ -42,7 +42,7 @@ _QUANTILE = 1.2816
 
 @dataclass
 class Leanings:
-    """Tokens that came more often than their rows say, by what they came behind.
+    """Tokens that came more often than their rows predict, by the preceding token.
 
     A draft leans the same way whenever a text begins alike, which no score of ranks or ids sees.
     """
@@ -144,7 +144,7 @@ class Evidence:
         return SCORES[int(self._stakes.max(1).argmax())]
 
     def alarms(self, level: float) -> bool:
-        """True if fair tokens would have come so far with probability `level` at most."""
+        """True if the e-value of the tokens exceeds 1 / `level`."""
         return self.peak >= math.log(1.0 / level)
 
 
@@ -157,7 +157,7 @@ def tokens_needed(deviation: float, level: float) -> int:
 
 
 def deviation_seen(tokens: int, level: float) -> float:
-    """Deviation that so many tokens show; see `tokens_needed`."""
+    """Smallest deviation that a number of tokens shows; see `tokens_needed`."""
     return _root(level) / math.sqrt(max(tokens, 1))
 
 

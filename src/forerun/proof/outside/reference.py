@@ -58,7 +58,7 @@ class Reference:
         return list(self._prompts.read(prompt))
 
     def ask(self, prompts: Sequence[str], body: Body, at_once: int = 1) -> list[Reply]:
-        """Plain answers.
+        """Decode prompts plainly, as one batch.
 
         Raises:
             EndpointError: for fields that sampling here does not know.

@@ -1,4 +1,4 @@
-"""A proof from outside in words and tables: the result of the command, and its certificate."""
+"""Report of a proof from outside: the command's result, and the certificate."""
 
 from __future__ import annotations
 

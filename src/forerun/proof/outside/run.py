@@ -103,7 +103,7 @@ class OutsideProof:
 
     @property
     def defects(self) -> list[str]:
-        """Defects in words."""
+        """Sentences on the defects that were seen."""
         found = []
         if self.greedy is not None:
             wrong = [one for one in self.greedy.divergences if one.verdict == DEFECT]
@@ -155,7 +155,7 @@ def _reference(request: ProveRequest) -> Reference | None:
 
 
 def subjects_of(outside: Outside, reference: Reference | None, prompt: str) -> Subjects:
-    """Connect to the servers, and find out what they tell.
+    """Connect to the servers, and ask which fields and figures they give.
 
     Raises:
         EndpointError: for a server that is down, too slow, or refuses.
@@ -223,7 +223,7 @@ def prove_outside(
 
 
 def plan(subjects: Subjects, effort: Effort) -> Iterator[str]:
-    """Requests that given deviations take, in words."""
+    """Sentences on how many requests it takes to see given deviations."""
     prices = []
     for deviation in _STATED:
         if subjects.reference is not None:

@@ -30,7 +30,7 @@ _UNKNOWN, _ABSENT = (400, 422), (404, 405, 501)
 
 
 class AskedSubject(Protocol):
-    """Answers prompts.
+    """A server or checkpoint that answers prompts.
 
     Attributes:
         name: what it is in the certificate.
@@ -56,7 +56,7 @@ class AskedSubject(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """A reply in a record, by what was asked."""
+    """A recorded reply, under the key of its request."""
 
     key: str
     content: Any
