@@ -16,7 +16,7 @@ from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
-from forerun.drafters.layer_skip import ExitLayer, LayerSkipDrafter
+from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.lookup.automaton import SuffixAutomaton
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -33,7 +33,6 @@ from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
 from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
-from tests.helpers.exit_layers import head_of
 from tests.helpers.layered import LayeredToyModel
 from tests.helpers.medusa_heads import random_tensors
 
@@ -110,13 +109,6 @@ def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Dra
         target.max_context,
         least_confidence=least_confidence,
     )
-
-
-def _layer_skip(target: LayeredToyModel) -> LayerSkipDrafter:
-    """With a random layer behind the exit, over all but a few of the target's tokens."""
-    head = head_of(target, torch.arange(target.vocab_size * 3 // 4) * 4 // 3)
-    layer = ExitLayer(head, ROWS, target.max_context)
-    return LayerSkipDrafter(target, 1, layer=layer)
 
 
 def _medusa(target: LayeredToyModel) -> MedusaDrafter:
@@ -223,11 +215,6 @@ DRAFTERS = [
     DrafterCase(
         "layer_skip",
         lambda target, _: LayerSkipDrafter(target, 1),
-        ("auto", "token", "block", "traversal", "coupled"),
-    ),
-    DrafterCase(
-        "layer_skip-trained",
-        lambda target, _: _layer_skip(target),
         ("auto", "token", "block", "traversal", "coupled"),
     ),
     DrafterCase(

@@ -83,32 +83,6 @@ def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:
     assert cli.run(*args, "--draft-vocab-size", "40").exit_code == 2
 
 
-def test_an_adapter_behind_an_exit(cli: Cli, tmp_path: Path) -> None:
-    """It is trained, and drafts for its target at its own exit, found by its directory alone."""
-    data, out = save_data(tmp_path / "data.jsonl"), str(tmp_path / "adapter")
-    args = ["train", "layer_skip", cli.target, "--data", data, "--output", out, "--tokens", "100"]
-    sizes = ("--micro-batch-tokens", "64", "--draft-vocab-size", "40", "--exit-layer", "1")
-    result = cli.run(*args, *sizes)
-    assert result.exit_code == 0, result.output
-    assert f"{out}: a layer_skip head after " in result.stdout
-    assert "# A layer_skip head for " in (tmp_path / "adapter" / "README.md").read_text()
-    prompt = ("generate", "--model", cli.target, *DRAFTING)
-    made = [
-        json.loads(cli.run(*prompt, "--temperature", "0", *more).stdout)
-        for more in (
-            ("--draft-model", out),
-            ("--method", "layer_skip", "--draft-model", out, "--exit-layer", "1"),
-            ("--method", "ngram"),
-        )
-    ]
-    assert [content["method"] for content in made] == ["layer_skip", "layer_skip", "ngram"]
-    assert made[0]["stats"]["num_draft_tokens"] > 0
-    assert made[0]["text"] == made[1]["text"] == made[2]["text"]
-    refusal = cli.run("check", out, "--model", cli.target)
-    assert refusal.exit_code == 2
-    assert "it checks EAGLE-3 and DSpark" in refusal.stderr
-
-
 def test_from_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without data the model writes some first; what was interrupted goes on, and is read when whole."""
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Hints, Plan, Request, Tree, Verdict
-from forerun.drafters.likeliest import likeliest
+from forerun.drafters.base import likeliest
 from forerun.drafters.token_recycling import (
     MOST_NAMESPACES,
     NEXT_TOKENS,

@@ -14,7 +14,6 @@ from forerun.training.settings import (
     DSparkSettings,
     Eagle3Settings,
     HeadSettings,
-    LayerSkipSettings,
     MedusaSettings,
 )
 from tests.helpers.tiny_models import LLAMA_LIKE, VOCAB, random_model, tiny_config
@@ -24,14 +23,12 @@ SETTINGS: dict[str, type[Any]] = {
     "draft": DraftSettings,
     "dspark": DSparkSettings,
     "eagle3": Eagle3Settings,
-    "layer_skip": LayerSkipSettings,
     "medusa": MedusaSettings,
 }
 OWN: dict[str, dict[str, Any]] = {
     "draft": {"layers": 1, "steps": 3},
     "dspark": {"layers": 1, "block_size": 3, "markov_rank": 4, "density": 1.0},
     "eagle3": {"steps": 3, "density": 1.0},
-    "layer_skip": {"steps": 3},
     "medusa": {"heads": 3, "density": 1.0},
 }
 """Small shapes of each kind of drafter."""

@@ -32,7 +32,7 @@ from tests.helpers.covering import covering
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
-KINDS = ("draft", "dspark", "eagle3", "layer_skip", "medusa")
+KINDS = ("draft", "dspark", "eagle3", "medusa")
 Losses = list[tuple[int, float]]
 
 
@@ -51,15 +51,7 @@ def losses_of(report: TrainingReport) -> Losses:
     return [(point.progress.tokens, point.loss) for point in report.curve]
 
 
-@pytest.mark.parametrize(
-    ("kind", "family"),
-    [
-        case
-        for case in covering(KINDS, ("llama", "gemma", "gpt2"))
-        # Its layers do not run apart.
-        if case.values != ("layer_skip", "gemma")
-    ],
-)
+@pytest.mark.parametrize(("kind", "family"), covering(KINDS, ("llama", "gemma", "gpt2")))
 def test_any_model_gets_a_drafter(
     targets: dict[str, str], data: str, tmp_path: Path, kind: str, family: str
 ) -> None:

@@ -196,11 +196,11 @@ def _trees(axes: Axes) -> Iterable[tuple[str, int]]:
 def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
     """The models of the axes that a method drafts with; None for none, or the known one."""
     own = drafters_of(method, _options_for(axes, method, axes.policies[0]))
-    heads = {kind for drafter in own for kind in (drafter.head, drafter.optional_head) if kind}
+    heads = {drafter.head for drafter in own if drafter.head}
     if any(drafter.needs_draft_model for drafter in own):
         models = [model for model in axes.models if kind_at(model) is None]
     else:
-        models = [model for model in axes.models if heads and kind_at(model) in heads]
+        models = [model for model in axes.models if kind_at(model) in heads]
     return models or [None]
 
 

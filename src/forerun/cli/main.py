@@ -58,11 +58,6 @@ TRAIN = {
             ("draft", "DraftModelRequest", "Train a draft model: a small one, distilled."),
             ("dspark", "DSparkRequest", "Train a DSpark head: a block a pass."),
             ("eagle3", "Eagle3Request", "Train an EAGLE-3 head: a token a pass."),
-            (
-                "layer_skip",
-                "LayerSkipRequest",
-                "Train an adapter behind an early exit: a layer that reads the whole text.",
-            ),
             ("medusa", "MedusaRequest", "Train Medusa's heads: all tokens from one state."),
         )
     },

@@ -75,8 +75,6 @@ class Drafter(Protocol):
     needs_draft_model: bool
     head: str | None
     """Kind of trained head that is named in place of a draft model; see `forerun.heads.HEADS`."""
-    optional_head: str | None
-    """Kind of trained head that the drafter can draft with but does not need."""
     exactness: Exactness
     drawings: frozenset[Drawing]
     """The ways of drawing that the drafter supports; {GREEDY} for deterministic drafters."""

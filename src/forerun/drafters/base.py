@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from forerun.contracts import Cache, Drafter, DrafterSetup
+from forerun.contracts import Cache, CausalLM, Drafter, DrafterSetup
 from forerun.core import (
     MOST_NODES,
     NO_DRAFT,
@@ -26,6 +27,8 @@ from forerun.options import NoOptions, options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from forerun.heads.features import Features, Missing
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 # Approximate cost of drafting and checking a further token, in plain rounds.
 LEAST_CONFIDENCE = 0.1
+# Columns of a block: the likeliest tokens are in the blocks with the largest maxima. Ten times faster over
+# 150,000 columns, and no gain over few.
+_BLOCK, _LEAST_BLOCKS = 64, 128
 
 
 class BaseDrafter(ABC):
@@ -48,7 +54,6 @@ class BaseDrafter(ABC):
     takes_trees = False
     needs_draft_model = False
     head: str | None = None
-    optional_head: str | None = None
     reads_predictions = False
     acceptance: tuple[tuple[float, ...], ...] | None = None
     shared_layers: int = 0
@@ -150,6 +155,23 @@ def fits_one_call(
         and not any(request.params.adjusts for request in requests)
         and all(plan.is_chain for plan in plans)
     )
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """Ids of the largest logits of each row, [n, V] -> [n, min(count, V)], the largest first."""
+    import torch
+
+    size = logits.shape[1]
+    whole = size - size % _BLOCK
+    if whole < _LEAST_BLOCKS * _BLOCK:
+        return logits.topk(min(count, size)).indices
+    blocks = logits[:, :whole].reshape(len(logits), -1, _BLOCK).amax(2).topk(count).indices
+    ids = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
+    if whole < size:
+        rest = torch.arange(whole, size, device=logits.device)
+        ids = torch.cat([ids, rest.expand(len(ids), -1)], 1)
+    best: Tensor = ids.gather(1, logits.gather(1, ids).topk(count).indices)
+    return best
 
 
 class LookupDrafter(BaseDrafter):
@@ -281,3 +303,39 @@ class HeadDrafter(BaseDrafter):
         return drafts_of(
             requests, drafting, lambda chosen, own: self.draft(chosen, own, missing, randomness)
         )
+
+
+class OwnLayersDrafter(BaseDrafter):
+    """Drafts with the target's own layers, in its own cache.
+
+    Args:
+        target: the model that drafts for itself.
+    """
+
+    drawings = frozenset(Drawing)
+
+    def __init__(self, target: CausalLM) -> None:
+        self.target = target
+        self.vocab_size: int | None = target.vocab_size
+        # Weak, so that another engine can use the drafter after the first is deleted.
+        self._attached: weakref.ref[Cache] | None = None
+
+    def attach(self, cache: Cache) -> None:
+        """Receive the cache to draft in, without keeping it alive.
+
+        Raises:
+            ConfigError: while the cache that it was attached to before still exists.
+        """
+        earlier = None if self._attached is None else self._attached()
+        if earlier is not None and earlier is not cache:
+            raise ConfigError(
+                f"this {self.name} drafter already drafts in the cache of another engine; "
+                "build a drafter for each engine."
+            )
+        self._attached = weakref.ref(cache)
+
+    @property
+    def _cache(self) -> Cache:
+        cache = None if self._attached is None else self._attached()
+        assert cache is not None, "attach comes first"
+        return cache

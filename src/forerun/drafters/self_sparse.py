@@ -27,9 +27,7 @@ from forerun.core import (
     Verdict,
     View,
 )
-from forerun.drafters.base import drafts_of, fits_one_call
-from forerun.drafters.likeliest import likeliest
-from forerun.drafters.own_layers import OwnLayersDrafter
+from forerun.drafters.base import OwnLayersDrafter, drafts_of, fits_one_call, likeliest
 from forerun.options import options
 
 # Modules that need torch are imported where they are used: options and help are read without it.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
-from forerun.drafters.base import LookupDrafter
-from forerun.drafters.likeliest import likeliest
+from forerun.drafters.base import LookupDrafter, likeliest
 from forerun.drafters.lookup.store import Namespaces
 from forerun.trees.host import Child, grow_on_host
 

@@ -165,15 +165,8 @@ class SpeculativeConfig:
 
     @property
     def head(self) -> str | None:
-        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`.
-
-        An optional head counts if a model is named that no other part takes.
-        """
-        kinds = [drafter.head for drafter in self.drafters if drafter.head]
-        free = self.model is not None and not any(d.needs_draft_model for d in self.drafters)
-        if free and not kinds:
-            kinds = [drafter.optional_head for drafter in self.drafters if drafter.optional_head]
-        return kinds[0] if kinds else None
+        """The kind of trained head that the method drafts with; see `forerun.heads.HEADS`."""
+        return next((drafter.head for drafter in self.drafters if drafter.head), None)
 
     @property
     def draws(self) -> bool:

@@ -58,7 +58,6 @@ HEADS = {
         frozenset({"eagle", "eagle3"}),
         frozenset({"eagle_config"}),
     ),
-    "layer_skip": HeadKind(re.compile("ExitAdapterModel")),
     "medusa": HeadKind(
         re.compile("Medusa(Model|LMHeadModel|ForCausalLM)|.*ForCausalLMMedusa"),
         keys=frozenset({"medusa_num_heads"}),

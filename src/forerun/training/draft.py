@@ -37,22 +37,13 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class TextObjective(Objective):
-    """Training objective of a draft model, or of an adapter that reads the target's states.
-
-    The module learns the target's row for every token of the answers.
-
-    Args:
-        layer: hidden layer of the target that an adapter reads; None for a model that reads token ids.
-    """
-
-    def __init__(self, *args: Any, layer: int | None = None, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.layer = layer
+    """Training objective of a draft model: the target's row for every token of the answers."""
 
     def drafts(self, lesson: Lesson, *, training: bool = False) -> Drafts:
         """Drafts on a batch, one after another, so that every token of an answer is in one."""
         with torch.autocast(lesson.probs.device.type, torch.bfloat16):
-            states, output = self._run(lesson)
+            output = self.module.model(lesson.batch.token_ids, use_cache=False)
+        states, matrix = output.last_hidden_state, self.module.lm_head.weight
         # A token is predicted by the state of the token before it.
         wanted = lesson.rows[:, 1:]
         first, size = (wanted >= 0).int().argmax(-1), wanted.shape[1]
@@ -62,14 +53,7 @@ class TextObjective(Objective):
         )
         rows, *_ = following.there.nonzero(as_tuple=True)
         predicting = states[rows, following.tokens[following.there] - 1]
-        return Drafts(following, [(predicting.bfloat16(), output.bfloat16())])
-
-    def _run(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
-        """Input of the output head at every token, [B, S, hidden_size], and that head's matrix."""
-        if self.layer is not None:
-            return self.module(lesson.hidden[self.layer]), self.module.output
-        output = self.module.model(lesson.batch.token_ids, use_cache=False)
-        return output.last_hidden_state, self.module.lm_head.weight
+        return Drafts(following, [(predicting.bfloat16(), matrix.bfloat16())])
 
 
 def spread(num_layers: int, count: int) -> list[int]:

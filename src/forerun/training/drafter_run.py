@@ -31,7 +31,6 @@ from forerun.training.conversations import (
 from forerun.training.draft import draft_model
 from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
-from forerun.training.layer_skip import layer_skip
 from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
 from forerun.training.processes import join
@@ -48,7 +47,6 @@ RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] 
     "draft": draft_model,
     "dspark": dspark,
     "eagle3": eagle3,
-    "layer_skip": layer_skip,
     "medusa": medusa,
 }
 """Function that makes an untrained drafter of each kind."""

@@ -19,7 +19,6 @@ from forerun.training.settings import (
     DSparkSettings,
     Eagle3Settings,
     HeadSettings,
-    LayerSkipSettings,
     MedusaSettings,
 )
 
@@ -97,19 +96,6 @@ class Eagle3Request(TrainRequest):
     kind: ClassVar[str] = "eagle3"
     training: HeadSettings = part(default=HeadSettings, section="Training")
     own: Eagle3Settings = part(default=Eagle3Settings, section="Head eagle3")
-
-
-@options
-class LayerSkipRequest(TrainRequest):
-    """Train a layer_skip head for MODEL from its own answers: an adapter behind an early exit.
-
-    The directory holds config.json and model.safetensors in a layout of forerun's own, forerun.json and a
-    card.
-    """
-
-    kind: ClassVar[str] = "layer_skip"
-    training: HeadSettings = part(default=HeadSettings, section="Training")
-    own: LayerSkipSettings = part(default=LayerSkipSettings, section="Head layer_skip")
 
 
 @options

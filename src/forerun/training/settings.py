@@ -142,21 +142,6 @@ class Eagle3Settings:
 
 
 @options
-class LayerSkipSettings:
-    """Position of an adapter behind an early exit, and the drafts that it is validated by."""
-
-    exit_layer: int | None = Field(
-        default=None,
-        ge=1,
-        le=2**31,
-        description="Number of the target's first layers that draft; by default a tenth.",
-    )
-    steps: int = Field(
-        default=5, ge=1, le=64, description="Tokens of the drafts that are validated."
-    )
-
-
-@options
 class MedusaSettings:
     """Shape and training density of Medusa's heads."""
 

@@ -114,17 +114,6 @@ class PublishedModule(NamedModule):
         gate, up = (self.linear(normed, f"{prefix}.mlp.{name}_proj") for name in ("gate", "up"))
         return hidden + self.linear(self._activation(gate) * up, f"{prefix}.mlp.down_proj")
 
-    def over_text(self, hidden: Tensor) -> Tensor:
-        """Apply all layers to whole texts [B, S, hidden_size], with causal attention."""
-        slots = torch.arange(hidden.shape[1], device=hidden.device)
-        back = slots[:, None] - slots
-        for layer, window in enumerate(self.shape.windows):
-            seen = (back >= 0) & (back < (window or len(slots)))
-            normed = self.normed(hidden, f"layers.{layer}.input_layernorm")
-            query, key, value = self.heads(normed, "qkv", slots[None], layer)
-            hidden = self.rest(hidden, attend(query, key, value, seen[None, None]), layer)
-        return hidden
-
 
 def _initial(name: str, size: tuple[int, ...]) -> Tensor:
     """Initial values of a parameter."""
