@@ -21,7 +21,6 @@ from benchmarks.questions import CATEGORIES
 from forerun import _native
 from forerun.compression import METHODS
 from forerun.drafters import DRAFTERS
-from forerun.export.export import LAYOUTS
 from forerun.models.families import FAMILIES
 from forerun.models.placement import KERNEL_PRECISIONS
 from forerun.policies import POLICIES
@@ -41,7 +40,6 @@ LISTS = {
     "policy": ("docs/choosing.md", POLICIES.names()),
     "rule": ("docs/choosing.md", [*RULES.names(), "auto"]),
     "`--kv-method`": ("docs/long-contexts.md", METHODS.names()),
-    "kind of head": ("docs/heads.md", LAYOUTS),
 }
 MOST_WORDS = 30_000
 NOTEBOOK = DOCS / "notebooks" / "speculative_decoding.ipynb"

@@ -104,7 +104,7 @@ def test_wrong_use(cli: Cli, target: str, tmp_path: Path) -> None:
     refused(cli.run("check", head), "--model")
     refused(cli.run("check", head, "--model", target, "--engines", "vlm"), "'vlm'", "'vllm'")
     refused(cli.run("check", str(tmp_path / "none"), "--model", target), "none")
-    refused(cli.run("check", target, "--model", target), "EAGLE-3 and DSpark")
+    refused(cli.run("check", target, "--model", target), "it checks EAGLE-3")
     refused(cli.run("export", head, "--model", target), "--output")
 
 
@@ -112,7 +112,7 @@ def test_an_export_and_its_check(cli: Cli, target: str, tmp_path: Path) -> None:
     head, out = saved(tmp_path / "head"), str(tmp_path / "out")
     result = cli.run("export", head, "--model", target, "--output", out)
     assert result.exit_code == 0
-    assert "of weights, in the layout eagle3" in result.stdout
+    assert "of weights" in result.stdout
     assert cli.run("check", out, "--model", target).exit_code == 0
     again = cli.run("export", head, "--model", target, "--output", out)
     refused(again, "exists already")

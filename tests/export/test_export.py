@@ -14,25 +14,20 @@ from safetensors.torch import save_file
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.export.check import check_head
 from forerun.export.export import export_head, write_export
 from forerun.export.findings import LLAMA_CPP, SGLANG, VLLM
 from forerun.export.head import PublishedHead
 from forerun.export.readings import reading_of
 from forerun.export.replay import ObservedText, draft
-from forerun.heads.layers import borrowed_rows
+from forerun.export.rules import check_head
 from tests.helpers import published_heads as published
 from tests.helpers.published_heads import (
     AUX,
     HIDDEN,
-    RANK,
     TARGET,
     VOCAB,
-    dspark_head,
     eagle3_head,
-    reduced_dspark_head,
     with_tensors,
-    wrapped_dspark_head,
     wrapped_eagle3_head,
 )
 
@@ -71,8 +66,6 @@ FAITHFUL: dict[str, Make] = {
     "eagle3-all-tokens": without_mapping,
     "eagle3-in-few-bits": lambda: replace(eagle3_head(), in_few_bits=True),
     "eagle3-scaled-rope": two_dialects_of_rope,
-    "dspark": dspark_head,
-    "dspark-from-speculators": lambda: wrapped_dspark_head(sample_from_anchor=True),
 }
 
 
@@ -101,31 +94,10 @@ def test_the_portable_eagle3_profile(model: CausalLM) -> None:
     assert (result.tensors["d2t"].dtype, result.tensors["t2d"].dtype) == (torch.int64, torch.bool)
 
 
-def test_the_portable_dspark_profile(model: CausalLM) -> None:
-    result = export_head(dspark_head(), TARGET, model)
-    dropped = ("torch_dtype", "mlp_bias", "num_anchors")
-    config = {key: value for key, value in result.config.items() if key not in dropped}
-    assert config == published.DSPARK_CONFIG
-    assert result.tensors.keys() == published.DSPARK_SHAPES.keys()
-
-
 def test_layer_ids_stand_where_each_engine_reads_them(model: CausalLM) -> None:
     config = export_head(other_layers(), TARGET, model).config
     assert config[AUX] == [1, 4, 6]
     assert config["eagle_config"][AUX] == [0, 3, 5]
-
-
-def test_a_reduced_dspark_head_covers_the_whole_vocabulary(
-    model: CausalLM, text: ObservedText
-) -> None:
-    head = reduced_dspark_head()
-    result = export_head(head, TARGET, model)
-    rows, chosen = result.tensors["markov_head.markov_w2.weight"], head.tensors["t2d"]
-    assert rows.shape == (VOCAB, RANK)
-    assert not rows[~chosen].any()
-    assert "draft_vocab_size" not in result.config
-    before, after = drafts(head, text), drafts(result, text)
-    assert torch.allclose(after.logits[:, chosen], before.logits, atol=1e-4)
 
 
 UNFAITHFUL: dict[str, tuple[Make, str]] = {
@@ -134,15 +106,6 @@ UNFAITHFUL: dict[str, tuple[Make, str]] = {
     "window": (
         lambda: eagle3_head(layer_types=["sliding_attention"], sliding_window=8),
         "window",
-    ),
-    "gated-markov": (lambda: dspark_head(markov_head_type="gated"), "gated"),
-    "own-rows": (
-        lambda: with_tensors(reduced_dspark_head(), lm_head__weight=torch.ones(40, HIDDEN)),
-        "output head of its own",
-    ),
-    "own-embedding": (
-        lambda: with_tensors(dspark_head(), embed_tokens__weight=torch.ones(VOCAB, HIDDEN)),
-        "embedding",
     ),
     "another-target": (lambda: eagle3_head(vocab_size=VOCAB), "vocab_size"),
 }
@@ -164,19 +127,12 @@ def test_the_engines_that_need_not_load_it_do_not_count(model: CausalLM) -> None
         export_head(head, TARGET, model, (LLAMA_CPP,))
 
 
-def test_copies_of_the_targets_matrices_are_left_out(model: CausalLM) -> None:
-    ids = torch.arange(VOCAB)
-    rows = borrowed_rows(model, ids)
-    assert rows is not None
-    copies = {
-        "embed_tokens__weight": model.embed(ids[None])[0],
-        "lm_head__weight": rows,
-    }
-    head, names = with_tensors(dspark_head(), **copies).without_copies(model)
-    assert names == ["embed_tokens.weight", "lm_head.weight"]
-    assert head.tensors.keys() == dspark_head().tensors.keys()
-    other = with_tensors(dspark_head(), lm_head__weight=rows * 1.1)
-    assert other.without_copies(model) == (other, [])
+def test_a_copy_of_the_targets_embedding_is_left_out(model: CausalLM) -> None:
+    table = model.embed(torch.arange(VOCAB)[None])[0]
+    copied = with_tensors(eagle3_head(), embed_tokens__weight=table)
+    assert copied.without_copy(model).tensors.keys() == eagle3_head().weights.keys()
+    other = with_tensors(eagle3_head(), embed_tokens__weight=table * 1.1)
+    assert other.without_copy(model) is other
 
 
 def test_nothing_is_written_over(model: CausalLM, tmp_path: Path) -> None:

@@ -24,13 +24,10 @@ from tests.helpers.published_heads import (
     HIDDEN,
     TARGET,
     VOCAB,
-    dspark_head,
     eagle3_head,
     layer_shapes,
     random_tensors,
-    reduced_dspark_head,
     with_tensors,
-    wrapped_dspark_head,
     wrapped_eagle3_head,
 )
 from tests.helpers.second_opinion import second_opinion
@@ -55,7 +52,7 @@ def joined() -> PublishedHead:
     return with_tensors(head, input_norm__weight=torch.rand(3 * HIDDEN) + 0.5)
 
 
-EAGLE3: dict[str, Make] = {
+HEADS: dict[str, Make] = {
     "portable": eagle3_head,
     "eagle-3.1": normed,
     "norms": joined,
@@ -94,26 +91,6 @@ EAGLE3: dict[str, Make] = {
     "no-theta": lambda: eagle3_head(rope_parameters=..., rope_theta=...),
     "tied": lambda: eagle3_head(tie_word_embeddings=True),
     "lent-rows": lambda: with_tensors(eagle3_head(), lm_head__weight=None),
-}
-
-
-DSPARK: dict[str, Make] = {
-    "portable": dspark_head,
-    "reduced": reduced_dspark_head,
-    "wrapped": lambda: wrapped_dspark_head(sample_from_anchor=True),
-    "masks-alone": lambda: wrapped_dspark_head(sample_from_anchor=False),
-    "causal": lambda: dspark_head(dflash_config={"causal": True}),
-    "sliding": lambda: dspark_head(layer_types=["sliding_attention"] * 2, sliding_window=6),
-    "own-matrices": lambda: with_tensors(
-        dspark_head(),
-        embed_tokens__weight=torch.randn(VOCAB, HIDDEN),
-        lm_head__weight=torch.randn(VOCAB, HIDDEN),
-    ),
-}
-
-
-HEADS = {f"eagle3-{name}": make for name, make in EAGLE3.items()} | {
-    f"dspark-{name}": make for name, make in DSPARK.items()
 }
 
 

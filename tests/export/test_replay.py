@@ -10,21 +10,18 @@ import pytest
 import torch
 
 from forerun.contracts import CausalLM
-from forerun.export.check import check_head
 from forerun.export.findings import LLAMA_CPP, SGLANG, VERSIONS, VLLM
 from forerun.export.head import PublishedHead
-from forerun.export.readings import DSparkReading, reading_of
+from forerun.export.readings import reading_of
 from forerun.export.replay import ObservedText, Replay, draft, go_on, layers_read, run_readings
+from forerun.export.rules import check_head
 from tests.helpers.published_heads import (
     AUX,
     HIDDEN,
     TARGET,
-    dspark_head,
     eagle3_head,
     head_of,
-    reduced_dspark_head,
     with_tensors,
-    wrapped_dspark_head,
     wrapped_eagle3_head,
 )
 
@@ -39,11 +36,8 @@ def absolute() -> PublishedHead:
     return with_tensors(eagle3_head(), d2t=d2t + torch.arange(len(d2t)))
 
 
-@pytest.mark.parametrize("make", [eagle3_head, dspark_head], ids=["eagle3", "dspark"])
-def test_a_portable_head_drafts_everywhere_as_trained(
-    make: Callable[[], PublishedHead], text: ObservedText
-) -> None:
-    for result in run(make(), text).values():
+def test_a_portable_head_drafts_everywhere_as_trained(text: ObservedText) -> None:
+    for result in run(eagle3_head(), text).values():
         assert result.sound
         assert result.agreement == 1.0
         assert result.hits == result.trained_hits
@@ -76,21 +70,6 @@ PLANTED: dict[str, tuple[Callable[[], PublishedHead], str, str]] = {
         SGLANG,
         "fc_bias",
     ),
-    "dspark-inputs-for-outputs": (
-        lambda: head_of(
-            dict(dspark_head().config), dspark_head().tensors, {"hidden_layers": [1, 3, 5]}
-        ),
-        VLLM,
-        "[2, 4, 6]",
-    ),
-    "dspark-own-lm-head": (
-        lambda: with_tensors(
-            dspark_head(),
-            lm_head__weight=torch.randn(61, HIDDEN, generator=torch.Generator().manual_seed(5)),
-        ),
-        SGLANG,
-        "lm_head as target",
-    ),
 }
 
 
@@ -104,19 +83,6 @@ def test_a_planted_misreading_is_measured(name: str, text: ObservedText) -> None
     assert result.agreement < 0.95
     assert words in result.verdict
     assert "because" in result.verdict
-
-
-def test_the_anchor_off_by_one_is_seen(text: ObservedText) -> None:
-    """The draft after each token is then the one for the token after the next."""
-    head = wrapped_dspark_head(sample_from_anchor=True)
-    trained = reading_of(head, TARGET)
-    assert isinstance(trained, DSparkReading)
-    one = draft(head, TARGET, trained, text)
-    other = draft(head, TARGET, replace(trained, sample_from_anchor=False), text)
-    block = head.config["block_size"]
-    assert torch.equal(one.follows[:block], torch.arange(8, 8 + block))
-    assert torch.equal(other.follows[: block - 1], torch.arange(8, 8 + block - 1))
-    assert not torch.equal(one.tokens[: block - 1], other.tokens[: block - 1])
 
 
 def test_an_engine_that_refuses_a_head_is_not_run(text: ObservedText) -> None:
@@ -149,50 +115,33 @@ def test_a_head_that_borrows_the_targets_rows_drafts_as_one_that_brings_them(
     assert "and drafts rubbish, because lm_head.weight is missing" in results[SGLANG].verdict
 
 
-@pytest.mark.parametrize("make", [eagle3_head, reduced_dspark_head])
-def test_drafts_are_tokens_of_the_draft_vocabulary(
-    make: Callable[[], PublishedHead], text: ObservedText
-) -> None:
-    head = make()
+def test_drafts_are_tokens_of_the_draft_vocabulary(text: ObservedText) -> None:
+    head = eagle3_head()
     drafted = draft(head, TARGET, reading_of(head, TARGET), text)
     chosen = head.tensors["t2d"].nonzero().flatten()
     assert torch.equal(drafted.target_ids.sort().values, chosen)
     assert set(drafted.tokens.tolist()) <= set(chosen.tolist())
 
 
-@pytest.mark.parametrize("make", [eagle3_head, dspark_head])
-def test_every_field_of_a_reading_matters_to_some_head(
-    make: Callable[[], PublishedHead], text: ObservedText
-) -> None:
+def test_every_field_of_a_reading_matters_to_some_head(text: ObservedText) -> None:
     """A field that no forward reads would make the replay blind to it."""
-    head = make()
-    if head.kind == "eagle3":
-        extra = {f"fc_norm__{index}__weight": torch.full((HIDDEN,), 2.0) for index in range(3)}
-        biases = {
-            f"layers__0__self_attn__{k}_proj__bias": torch.ones(n)
-            for k, n in (("q", 24), ("k", 12), ("v", 12))
-        }
-        head = with_tensors(
-            head,
-            **extra,
-            **biases,
-            input_norm__weight=torch.full((3 * HIDDEN,), 0.5),
-            fc__bias=torch.ones(HIDDEN),
-        )
-    else:
-        source = torch.Generator().manual_seed(2)
-        own = {
-            name: torch.randn(61, HIDDEN, generator=source)
-            for name in ("lm_head__weight", "embed_tokens__weight")
-        }
-        head = with_tensors(head, **own)
-        head = with_tensors(head, d2t=torch.arange(61).flip(0) - torch.arange(61))
+    extra = {f"fc_norm__{index}__weight": torch.full((HIDDEN,), 2.0) for index in range(3)}
+    biases = {
+        f"layers__0__self_attn__{k}_proj__bias": torch.ones(n)
+        for k, n in (("q", 24), ("k", 12), ("v", 12))
+    }
+    head = with_tensors(
+        eagle3_head(),
+        **extra,
+        **biases,
+        input_norm__weight=torch.full((3 * HIDDEN,), 0.5),
+        fc__bias=torch.ones(HIDDEN),
+    )
     trained = reading_of(head, TARGET)
     others: dict[str, Any] = {
         "hidden_layers": (0, 3, 7),
         "draft_ids": "none",
         "lm_head": "target",
-        "embedding": "target",
         "window": 2,
         "activation": "gelu",
         "theta": 3.0,

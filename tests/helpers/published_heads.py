@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.export.head import PublishedHead, Target
 
-VOCAB, HIDDEN, LAYERS, DRAFT_VOCAB, RANK = 61, 24, 8, 40, 4
+VOCAB, HIDDEN, LAYERS, DRAFT_VOCAB = 61, 24, 8, 40
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 6, 40
 FUSED = 3 * HIDDEN
 THETA = 50.0
@@ -35,7 +35,7 @@ LAYER_CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,
     "dtype": "float32",
 }
-"""What both layouts say about the decoder layers."""
+"""Config of the decoder layers, in either format."""
 
 EAGLE3_CONFIG: dict[str, Any] = {
     **LAYER_CONFIG,
@@ -50,25 +50,6 @@ EAGLE3_CONFIG: dict[str, Any] = {
     "eagle_config": {"use_aux_hidden_state": True, AUX: None},
 }
 """The portable profile of EAGLE-3."""
-
-DSPARK_CONFIG: dict[str, Any] = {
-    **LAYER_CONFIG,
-    "model_type": "qwen3",
-    "num_hidden_layers": 2,
-    "architectures": ["Qwen3DSparkModel"],
-    "layer_types": ["full_attention"] * 2,
-    "tie_word_embeddings": False,
-    "num_target_layers": LAYERS,
-    "target_layer_ids": [1, 3, 5],
-    "block_size": 4,
-    "mask_token_id": 60,
-    "sample_from_anchor": True,
-    "markov_rank": RANK,
-    "markov_head_type": "vanilla",
-    "enable_confidence_head": True,
-    "confidence_head_with_markov": True,
-}
-"""DeepSpec's layout of DSpark."""
 
 
 def layer_shapes(index: int, columns: int, prefix: str = "layers.") -> dict[str, tuple[int, ...]]:
@@ -92,22 +73,6 @@ EAGLE3_SHAPES: dict[str, tuple[int, ...]] = {
     "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
     "layers.0.hidden_norm.weight": (HIDDEN,),
     **layer_shapes(0, 2 * HIDDEN),
-}
-DSPARK_SHAPES: dict[str, tuple[int, ...]] = {
-    "fc.weight": (HIDDEN, FUSED),
-    "hidden_norm.weight": (HIDDEN,),
-    "norm.weight": (HIDDEN,),
-    **layer_shapes(0, HIDDEN),
-    **layer_shapes(1, HIDDEN),
-    **{
-        f"layers.{index}.self_attn.{name}.weight": (HEAD_DIM,)
-        for index in range(2)
-        for name in ("q_norm", "k_norm")
-    },
-    "markov_head.markov_w1.weight": (VOCAB, RANK),
-    "markov_head.markov_w2.weight": (VOCAB, RANK),
-    "confidence_head.proj.weight": (1, HIDDEN + RANK),
-    "confidence_head.proj.bias": (1,),
 }
 
 
@@ -135,18 +100,6 @@ def eagle3_head(**changes: Any) -> PublishedHead:
     return head_of({**EAGLE3_CONFIG, **changes}, tensors)
 
 
-def dspark_head(**changes: Any) -> PublishedHead:
-    """A portable DSpark head, with other values in its config."""
-    return head_of({**DSPARK_CONFIG, **changes}, random_tensors(DSPARK_SHAPES))
-
-
-def reduced_dspark_head() -> PublishedHead:
-    """A DSpark head over a reduced draft vocabulary, as forerun trains it."""
-    shapes = {**DSPARK_SHAPES, "markov_head.markov_w2.weight": (DRAFT_VOCAB, RANK)}
-    tensors = {**random_tensors(shapes), **draft_vocabulary()}
-    return head_of({**DSPARK_CONFIG, "draft_vocab_size": DRAFT_VOCAB}, tensors)
-
-
 def wrapped_eagle3_head(**changes: Any) -> PublishedHead:
     """An EAGLE-3 head in the format of speculators."""
     flags = {
@@ -154,32 +107,17 @@ def wrapped_eagle3_head(**changes: Any) -> PublishedHead:
         for key, value in EAGLE3_CONFIG.items()
         if key not in LAYER_CONFIG and key != "eagle_config"
     }
-    wrapper = _wrapper("eagle3", LAYER_CONFIG)
+    wrapper = _wrapper(LAYER_CONFIG)
     config = {**flags, **wrapper, "architectures": ["Eagle3Speculator"]}
     return head_of({**config, **changes}, eagle3_head().tensors)
 
 
-def wrapped_dspark_head(**changes: Any) -> PublishedHead:
-    """A DSpark head in the format of speculators."""
-    kept = (*LAYER_CONFIG, "layer_types", "target_layer_ids", "num_target_layers")
-    own = {key: value for key, value in DSPARK_CONFIG.items() if key not in kept}
-    layers = {**LAYER_CONFIG, "model_type": "qwen3", "num_hidden_layers": 2}
-    config = {
-        **own,
-        **_wrapper("dspark", {**layers, "layer_types": ["full_attention"] * 2}),
-        "architectures": ["DSparkSpeculator"],
-        "draft_vocab_size": VOCAB,
-        "aux_hidden_state_layer_ids": [2, 4, 6],
-    }
-    return head_of({**config, **changes}, dspark_head().tensors)
-
-
-def _wrapper(kind: str, layers: dict[str, Any]) -> dict[str, Any]:
+def _wrapper(layers: dict[str, Any]) -> dict[str, Any]:
     return {
-        "speculators_model_type": kind,
+        "speculators_model_type": "eagle3",
         "transformer_layer_config": layers,
         "speculators_config": {
-            "algorithm": kind,
+            "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
             "verifier": {"name_or_path": "owner/tiny", "architectures": ["LlamaForCausalLM"]},

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from forerun.contracts import CausalLM
 from forerun.export.head import PublishedHead
-from forerun.export.readings import DSparkReading, Eagle3Reading, Reading
+from forerun.export.readings import Reading
 from forerun.export.replay import Drafted, ObservedText
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -89,18 +89,7 @@ def second_opinion(head: PublishedHead, reading: Reading, observed: ObservedText
         angles = torch.cat((angles, angles), -1)[None, None]
         return angles.cos(), angles.sin()
 
-    if isinstance(reading, Eagle3Reading):
-        return eagle3_forward(weights, sizes, reading, text, rotation)
-    return dspark_forward(
-        weights,
-        sizes,
-        reading,
-        text,
-        rotation,
-        mask_token_id=head.config["mask_token_id"],
-        block_size=head.config["block_size"],
-        anchors=range(min(8, len(text) - 2), len(text) - 1, 4),
-    )
+    return eagle3_forward(weights, sizes, reading, text, rotation)
 
 
 def rotate(vectors: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -225,7 +214,7 @@ def head_logits(weights: Weights, kind: str, states: Tensor, text: Text) -> Tens
     return text.lm_head(states)
 
 
-def fused(weights: Weights, reading: Eagle3Reading, text: Text, eps: float) -> Tensor:
+def fused(weights: Weights, reading: Reading, text: Text, eps: float) -> Tensor:
     """Fused features that an EAGLE-3 head starts from, [n, H]."""
     parts = [text.hidden[layer] for layer in reading.hidden_layers]
     if reading.fc_norm:
@@ -245,7 +234,7 @@ def fused(weights: Weights, reading: Eagle3Reading, text: Text, eps: float) -> T
 def eagle3_forward(
     weights: Weights,
     sizes: Sizes,
-    reading: Eagle3Reading,
+    reading: Reading,
     text: Text,
     rotation: Callable[[Tensor], tuple[Tensor, Tensor]],
     steps: int = 3,
@@ -292,7 +281,7 @@ def eagle3_forward(
 def _eagle3_layer(
     layer: Layer,
     past: list[tuple[Tensor, Tensor]],
-    reading: Eagle3Reading,
+    reading: Reading,
     states: Tensor,
     embeds: Tensor,
     step: int,
@@ -318,78 +307,3 @@ def _eagle3_layer(
             seen = seen & (columns + earlier > places[:, None] + step - reading.window)
         parts.append((keys, values, seen))
     return layer.finish(softmax_over(layer.queries(inputs, places + step), parts), residual)
-
-
-def dspark_forward(
-    weights: Weights,
-    sizes: Sizes,
-    reading: DSparkReading,
-    text: Text,
-    rotation: Callable[[Tensor], tuple[Tensor, Tensor]],
-    *,
-    mask_token_id: int,
-    block_size: int,
-    anchors: Sequence[int],
-) -> Drafted:
-    """Drafts of a DSpark head after some tokens of a text, the anchors.
-
-    The Markov head reads the text's own token before each draft.
-    """
-    context = torch.cat([text.hidden[layer] for layer in reading.hidden_layers], -1)
-    context = norm(
-        functional.linear(context, weights["fc.weight"]),
-        weights["hidden_norm.weight"],
-        sizes.norm_eps,
-    )
-    own = weights.get("embed_tokens.weight") if reading.embedding == "own" else None
-    logits, follows = [], []
-    for anchor in anchors:
-        block = torch.full((block_size,), mask_token_id)
-        block[0] = text.token_ids[anchor]
-        states = text.embed(block) if own is None else own[block]
-        for index in range(sizes.num_layers):
-            layer = Layer(weights, index, sizes, rotation)
-            states = _dspark_layer(layer, reading, context[:anchor], states, anchor)
-        output = norm(states, weights["norm.weight"], sizes.norm_eps)[
-            not reading.sample_from_anchor :
-        ]
-        places = torch.arange(anchor, min(anchor + len(output), len(text) - 1))
-        rows = head_logits(weights, reading.lm_head, output[: len(places)], text)
-        logits.append(_with_markov(weights, reading, rows, text.token_ids[places], sizes))
-        follows.append(places)
-    rows = torch.cat(logits)
-    return Drafted(
-        rows, target_ids_of(weights, reading.draft_ids, rows.shape[-1]), torch.cat(follows)
-    )
-
-
-def _with_markov(
-    weights: Weights, reading: DSparkReading, logits: Tensor, before: Tensor, sizes: Sizes
-) -> Tensor:
-    """Logits with the vanilla Markov head's bias from the token before each draft."""
-    if reading.lm_head == "target" and sizes.draft_vocab_size < logits.shape[-1]:
-        logits = logits[:, target_ids_of(weights, reading.draft_ids, sizes.draft_vocab_size)]
-    first = weights.get("markov_head.markov_w1.weight")
-    if first is None:
-        return logits
-    return logits + first[before] @ weights["markov_head.markov_w2.weight"].mT
-
-
-def _dspark_layer(
-    layer: Layer, reading: DSparkReading, context: Tensor, states: Tensor, anchor: int
-) -> Tensor:
-    """One layer over a block, whose slots see the context before the anchor and each other."""
-    normed = layer.normed("input_layernorm", states)
-    before, slots = torch.arange(anchor), anchor + torch.arange(len(states))
-    seen_before = torch.ones(len(slots), anchor, dtype=torch.bool)
-    seen = torch.ones(len(slots), len(slots), dtype=torch.bool)
-    if reading.window is not None:
-        seen_before = before > slots[:, None] - reading.window
-        seen = slots > slots[:, None] - reading.window
-    if reading.causal:
-        seen = seen & (slots <= slots[:, None])
-    parts = [
-        (*layer.keys_values(context, before), seen_before),
-        (*layer.keys_values(normed, slots), seen),
-    ]
-    return layer.finish(softmax_over(layer.queries(normed, slots), parts), states)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,44 +11,13 @@ import torch
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
-from forerun.export.findings import (
-    EVERY,
-    VERSIONS,
-    Finding,
-    Severity,
-    defects,
-    error,
-    for_engines,
-    note,
-)
-from forerun.export.head import PublishedHead, Target
-from forerun.export.head_rules import RULES
+from forerun.export.findings import EVERY, Finding, Severity, defects, error, note
+from forerun.export.head import EMBEDDING, PublishedHead, Target
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, run_readings
+from forerun.export.rules import check_head
 from forerun.models import Checkpoint, Placement
 
 QUESTION = "Why is the sky blue, and why are sunsets red?"
-
-
-def check_head(
-    head: PublishedHead, target: Target, engines: Sequence[str] = tuple(VERSIONS)
-) -> list[Finding]:
-    """Find everything that is wrong with a head for some engines, the worst first; nothing is run.
-
-    Raises:
-        UnsupportedModelError: for a head of an unknown kind.
-    """
-    return for_engines(_findings(head, target), engines)
-
-
-def _findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
-    rules = RULES[head.kind]
-    try:
-        yield from rules(head, target)
-    except CheckpointError as failure:
-        yield from error(EVERY, "config", str(failure).removesuffix("."), "correct config.json")
-    except UnsupportedModelError as failure:
-        reason, _, remedy = str(failure).removesuffix(".").rpartition("; ")
-        yield from note(EVERY, "config", f"forerun does not run it: {reason}", remedy)
 
 
 @dataclass(frozen=True)
@@ -111,20 +80,19 @@ class HeadAndTarget:
             model: the target; None to run nothing.
 
         Raises:
-            UnsupportedModelError: for a head of an unknown kind.
+            UnsupportedModelError: for a head of another kind.
             CheckpointError: for a target that cannot be run.
         """
-        head, copies = self.head, list[Finding]()
-        if model is not None and model.hidden_size == self.target.hidden_size:
-            head, copied = head.without_copies(model)
-            for name in copied:
-                problem = f"{name} is a copy of the target's, {self.head.bytes_of([name])} bytes"
-                remedy = "leave it out: every engine takes the target's then"
-                copies += note(EVERY, "copy", problem, remedy)
-        findings = [*check_head(head, self.target, engines), *copies]
+        head = self.head if model is None else self.head.without_copy(model)
+        findings = check_head(head, self.target, engines)
+        if head is not self.head:
+            size = self.head.weights[EMBEDDING].nbytes
+            problem = f"{EMBEDDING} is a copy of the target's, {size} bytes"
+            remedy = "leave it out: every engine takes the target's then"
+            findings += note(EVERY, "copy", problem, remedy)
         if model is None:
             return Examination(findings, skipped="it was not asked for")
-        if unrunnable := _unrunnable(head, findings):
+        if unrunnable := _unrunnable(findings):
             return Examination(findings, skipped=unrunnable)
         try:
             return Examination(findings, self._replays(head, engines, model, findings))
@@ -174,12 +142,10 @@ def first_tokens(checkpoint: Checkpoint) -> list[int]:
     return template.encode([{"role": "user", "content": QUESTION}])
 
 
-def _unrunnable(head: PublishedHead, findings: Sequence[Finding]) -> str:
+def _unrunnable(findings: Sequence[Finding]) -> str:
     """Reason why a head cannot be run even as it was trained; empty if it can."""
-    if head.config.get("markov_head_type", "vanilla") != "vanilla":
-        return "its Markov head is not run here"
     for finding in findings:
         everywhere = finding.severity is Severity.ERROR and finding.engine == EVERY
-        if everywhere or finding.trap in ("config", "missing_tensor", "markov_head_type"):
+        if everywhere or finding.trap in ("config", "missing_tensor"):
             return finding.problem
     return ""

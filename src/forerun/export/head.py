@@ -1,9 +1,9 @@
-"""A published head as it is read from its files, and the facts about its target that checks need."""
+"""A published EAGLE-3 head as read from its files, and the facts about its target that checks need."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,19 +14,18 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError, shown
 from forerun.heads import HEADS, kind_of
-from forerun.heads.dspark import DSparkConfig
 from forerun.heads.eagle3 import Eagle3Config, default_layers, tensor_name
 from forerun.heads.files import HeadFiles
-from forerun.heads.layers import borrowed_rows
 from forerun.models import Checkpoint
 
-EAGLE3, DSPARK = "eagle3", "dspark"
+EAGLE3 = "eagle3"
 CONFIG = "config.json"
 AUX = "eagle_aux_hidden_state_layer_ids"
+EMBEDDING = "embed_tokens.weight"
 
 # Keys without which the shapes of a head are the same; what they say is a matter of the rules.
 _SHAPELESS = {"hidden_act", "rope_parameters", "rope_scaling", "rope_theta"}
-# Most that a copy of a matrix of the target may differ from it, relative to its norm.
+# Most that a copy of the target's embedding may differ from it, relative to its norm.
 _COPY = 1e-2
 
 
@@ -66,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class PublishedHead:
-    """A head as read from its files, without judgement.
+    """An EAGLE-3 head as read from its files, without judgement.
 
     Attributes:
         name: name given by the user.
@@ -92,27 +91,23 @@ class PublishedHead:
         files = HeadFiles.open(name)
         return cls(files.name, files.config, files.tensors, files.own, files.in_few_bits)
 
-    @cached_property
-    def kind(self) -> str:
-        """Kind of the head: `eagle3` or `dspark`.
+    def check_kind(self) -> None:
+        """Refuse a head of another kind; an architecture that no engine knows is a finding.
 
         Raises:
-            UnsupportedModelError: for a head of another kind.
+            UnsupportedModelError: naming its architectures.
         """
         kind, stored = kind_of(self.config), {name.split(".")[0] for name in self.weights}
-        if kind is None:  # A name that no engine knows is a finding, not an error.
+        if kind is None:
             named = " ".join(self.architectures).lower()
             kind = next((known for known in HEADS if known in named), None)
-        if kind is None and "markov_head" in stored:
-            return DSPARK
         if kind is None and {"fc", "layers"} <= stored and "draft_vocab_size" in self.config:
-            return EAGLE3
-        if kind in (EAGLE3, DSPARK) and "LlamaForCausalLMEagle" not in self.architectures:
-            return kind
-        raise UnsupportedModelError(
-            f"{self.name} is not a head that forerun checks (architectures "
-            f"{shown(list(self.architectures))}); it checks EAGLE-3 and DSpark."
-        )
+            kind = EAGLE3
+        if kind != EAGLE3 or "LlamaForCausalLMEagle" in self.architectures:
+            raise UnsupportedModelError(
+                f"{self.name} is not a head that forerun checks (architectures "
+                f"{shown(list(self.architectures))}); it checks EAGLE-3."
+            )
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:
@@ -138,65 +133,41 @@ class PublishedHead:
 
     @cached_property
     def eagle3(self) -> Eagle3Config:
-        """Config of an EAGLE-3 head as forerun reads it, but for its rotary embedding and activation.
+        """The config as forerun reads it, but for its rotary embedding and activation.
 
         Raises:
             CheckpointError: for values that no head has.
             UnsupportedModelError: for a head that forerun does not run.
         """
-        return Eagle3Config.read(self._shaping(), CONFIG)
-
-    @cached_property
-    def dspark(self) -> DSparkConfig:
-        """Config of a DSpark head as forerun reads it, but for its rotary embedding and activation.
-
-        The type of its Markov head is left to the rules, and its confidence head is the stored one.
-
-        Raises:
-            CheckpointError: for values that no head has.
-            UnsupportedModelError: for a head that forerun does not run.
-        """
-        rank = self.config.get("markov_rank") or 0
-        config = {**self._shaping(), "markov_rank": rank, "markov_head_type": "vanilla"}
-        return DSparkConfig.read(config, CONFIG).as_stored(self.weights, {})
-
-    def _shaping(self) -> dict[str, Any]:
-        """The config without the keys that leave all shapes as they are."""
         shaping = {key: value for key, value in self.config.items() if key not in _SHAPELESS}
         if self.layers is not self.config:
             inner = {key: own for key, own in self.layers.items() if key not in _SHAPELESS}
             shaping["transformer_layer_config"] = inner
-        return shaping
+        return Eagle3Config.read(shaping, CONFIG)
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Sizes of the draft vocabulary and of the target's; raises as `eagle3`."""
+        return self.eagle3.draft_vocab_size, self.eagle3.layers.vocab_size
 
     def nested(self, key: str) -> Mapping[str, Any]:
         """A nested mapping of the config; empty if it is missing."""
         part = self.config.get(key)
         return part if isinstance(part, Mapping) else {}
 
-    def bytes_of(self, names: Collection[str]) -> int:
-        """Bytes of the tensors with these names, as stored."""
-        return sum(self.weights[name].nbytes for name in set(names) if name in self.weights)
+    def without_copy(self, model: CausalLM) -> PublishedHead:
+        """The head without a copy of the target's embedding, which other tools save with it.
 
-    def without_copies(self, model: CausalLM) -> tuple[PublishedHead, list[str]]:
-        """The head without copies of the target's embedding and output head, and the names of the copies.
-
-        Other tools save such copies with the head; engines use the target's either way.
+        Engines use the target's either way.
         """
-        names = ["embed_tokens.weight", *(["lm_head.weight"] if self.kind == DSPARK else ())]
-        copied = [name for name in names if self._copies(name, model)]
-        others = {name: tensor for name, tensor in self.weights.items() if name not in copied}
-        return (replace(self, tensors=others) if copied else self), copied
-
-    def _copies(self, name: str, model: CausalLM) -> bool:
-        """True if the tensor of a name is a copy of the target's embedding or output head."""
-        stored, ids = self.weights.get(name), torch.arange(model.vocab_size)
-        if stored is None or name == "embed_tokens.weight":
-            theirs = stored if stored is None else model.embed(ids[None].to(model.device))[0]
-        else:
-            d2t = self.weights.get("d2t")
-            if d2t is not None:
-                ids = (d2t.long() + torch.arange(len(d2t))).clamp(0, model.vocab_size - 1)
-            theirs = borrowed_rows(model, ids)
-        if stored is None or theirs is None or theirs.shape != stored.shape:
-            return False
-        return bool((stored.float() - theirs.float().cpu()).norm() <= _COPY * theirs.float().norm())
+        stored = self.weights.get(EMBEDDING)
+        if stored is None:
+            return self
+        ids = torch.arange(model.vocab_size, device=model.device)
+        theirs = model.embed(ids[None])[0].float().cpu()
+        if theirs.shape != stored.shape:
+            return self
+        if (stored.float() - theirs).norm() > _COPY * theirs.norm():
+            return self
+        others = {name: tensor for name, tensor in self.weights.items() if name != EMBEDDING}
+        return replace(self, tensors=others)

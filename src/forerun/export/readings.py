@@ -16,15 +16,15 @@ import torch
 
 from forerun.errors import CheckpointError, shown
 from forerun.export.findings import LLAMA_CPP, SGLANG, TITLES, VERSIONS, VLLM, Finding, wrong
-from forerun.export.head import AUX, CONFIG, DSPARK, PublishedHead, Target
+from forerun.export.head import AUX, CONFIG, PublishedHead, Target
 from forerun.heads.config import layer_ids
 
 DEFAULT_THETA = 10000.0
 
 
 @dataclass(frozen=True)
-class Eagle3Reading:
-    """Settings that an EAGLE-3 forward depends on, besides its tensors.
+class Reading:
+    """Settings that a head's forward depends on, besides its tensors.
 
     Attributes:
         norm_before_residual: True if the layer's residual is the normed feature, not the feature.
@@ -57,45 +57,13 @@ class Eagle3Reading:
     theta: float
 
 
-@dataclass(frozen=True)
-class DSparkReading:
-    """Settings that a DSpark forward depends on, besides its tensors.
-
-    Attributes:
-        sample_from_anchor: True if the anchor's slot predicts the next token. Otherwise that slot is
-            skipped, and slot j predicts the token at its own place.
-        hidden_layers: hidden layers of the target; i is the output of its first i layers.
-        draft_ids: content of d2t, as for EAGLE-3.
-        lm_head, embedding: `own` or the `target`'s.
-        causal: True if slots see only earlier slots.
-        window: number of previous tokens that attention sees; None for all.
-        theta: base of the rotary embedding.
-    """
-
-    sample_from_anchor: bool
-    hidden_layers: tuple[int, ...]
-    draft_ids: str
-    lm_head: str
-    embedding: str
-    causal: bool
-    window: int | None
-    theta: float
-
-
-Reading = Eagle3Reading | DSparkReading
-
-
 def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -> Reading:
-    """Reading of an EAGLE-3 or DSpark head by an engine; None for the head as it was trained.
+    """Reading of a head by an engine; None for the head as it was trained.
 
     Raises:
         CheckpointError: for a config with missing or impossible values.
         UnsupportedModelError: for a head that forerun does not run.
     """
-    return (_dspark if head.kind == DSPARK else _eagle3)(head, target, engine)
-
-
-def _eagle3(head: PublishedHead, target: Target, engine: str | None) -> Eagle3Reading:
     config, weights, trained = head.eagle3, head.weights, engine is None
     sglang, llama_cpp = engine == SGLANG, engine == LLAMA_CPP
 
@@ -119,7 +87,7 @@ def _eagle3(head: PublishedHead, target: Target, engine: str | None) -> Eagle3Re
         named = trained_layers(head) or config.hidden_layers
     more_norms = not llama_cpp and (on("fc_norm") or (engine != VLLM and on("use_aux_norm")))
     later = "hidden_norm" if sglang and config.layers.num_layers > 1 else "input_layernorm"
-    return Eagle3Reading(
+    return Reading(
         # SGLang's residual is always the feature itself.
         norm_before_residual=not sglang and bool(residual),
         norm_before_fc=on("norm_before_fc"),
@@ -137,28 +105,6 @@ def _eagle3(head: PublishedHead, target: Target, engine: str | None) -> Eagle3Re
     )
 
 
-def _dspark(head: PublishedHead, target: Target, engine: str | None) -> DSparkReading:
-    config, trained = head.dspark, engine is None
-    own = set() if engine == SGLANG else set(head.weights)
-    from_anchor = head.config.get("sample_from_anchor")
-    if from_anchor is None and engine == LLAMA_CPP:
-        from_anchor = not {"transformer_layer_config", "aux_hidden_state_layer_ids"} & set(
-            head.config
-        )
-    elif from_anchor is None:
-        from_anchor = engine == SGLANG or not head.wrapped
-    return DSparkReading(
-        sample_from_anchor=bool(from_anchor),
-        hidden_layers=(trained and trained_layers(head)) or config.target_layers,
-        draft_ids=_draft_ids(head, trained),
-        lm_head="own" if "lm_head.weight" in own else "target",
-        embedding="own" if "embed_tokens.weight" in own else "target",
-        causal=config.causal,
-        window=None if engine == LLAMA_CPP else window_of(head),
-        theta=_theta(head, target, trained),
-    )
-
-
 def trained_layers(head: PublishedHead) -> tuple[int, ...] | None:
     """Hidden layers that a head was trained on, from forerun.json; None if it names none."""
     return layer_ids(head.record, "hidden_layers", "forerun.json", 0)
@@ -172,18 +118,12 @@ def window_of(head: PublishedHead) -> int | None:
     return window if "sliding_attention" in kinds else None
 
 
-def draft_vocab_sizes(head: PublishedHead) -> tuple[int, int]:
-    """Sizes of a head's draft vocabulary and of the vocabulary of its target."""
-    config = head.dspark if head.kind == DSPARK else head.eagle3
-    return config.draft_vocab_size, config.layers.vocab_size
-
-
 def looks_absolute(head: PublishedHead) -> bool:
     """True if d2t holds target ids instead of offsets, judged by t2d or by the range of ids."""
     d2t, t2d = head.weights.get("d2t"), head.weights.get("t2d")
     if d2t is None or d2t.ndim != 1 or not len(d2t):
         return False
-    values, vocab_size = d2t.long(), draft_vocab_sizes(head)[1]
+    values, vocab_size = d2t.long(), head.vocab_sizes[1]
     shifted = values + torch.arange(len(values))
     if t2d is not None and t2d.shape == (vocab_size,):
         chosen = t2d.bool().nonzero().flatten()
@@ -199,7 +139,7 @@ def _same(values: torch.Tensor, chosen: torch.Tensor) -> bool:
 
 def _draft_ids(head: PublishedHead, trained: bool) -> str:
     if "d2t" not in head.weights:
-        drafted, all_tokens = draft_vocab_sizes(head)
+        drafted, all_tokens = head.vocab_sizes
         known = trained and drafted < all_tokens and "t2d" in head.weights
         return "t2d" if known else "none"
     return "absolute" if trained and looks_absolute(head) else "offsets"
@@ -269,7 +209,7 @@ def reading_findings(head: PublishedHead, target: Target) -> Iterator[Finding]:
         for field in differing(trained, read):
             trap = {"hidden_layers": "layer_ids", "draft_ids": "d2t", "theta": "rope"}
             problem = because(field, engine, trained, read)
-            yield from wrong(engine, trap.get(field, field), problem, _remedy(field, engine, head))
+            yield from wrong(engine, trap.get(field, field), problem, _remedy(field, engine))
 
 
 def because(field: str, engine: str, trained: Reading, read: Reading) -> str:
@@ -287,13 +227,10 @@ _WORDS = {
     "i is the output of the target's first i layers",
     "draft_ids": "{engine} reads the draft vocabulary as {read}, but d2t holds {trained}",
     "theta": "config.json names no rope_theta, so {engine} takes {read}, not the target's {trained}",
-    "sample_from_anchor": "{engine} reads sample_from_anchor as {read}, but the head was trained with "
-    "{trained}: every draft stands one place off",
 }
 _REMEDIES = {
     "draft_ids": "write int64 offsets d2t[i] = target id - i",
     "lm_head": "write tie_word_embeddings=false and draft_vocab_size, and leave out a copy of the target's",
-    "embedding": "leave the embedding out of the file, so that the target's is used everywhere",
     "later_norm": "train one layer",
     "qkv_bias": "train without attention_bias",
     "fc_bias": "train fc without a bias",
@@ -303,10 +240,8 @@ _REMEDIES = {
 }
 
 
-def _remedy(field: str, engine: str, head: PublishedHead) -> str:
+def _remedy(field: str, engine: str) -> str:
     if field == "hidden_layers":
-        if head.kind == DSPARK:
-            return "write the outputs that it was trained on, i - 1 each, into target_layer_ids"
         if engine == SGLANG:
             return f"write i - 1 for each into eagle_config.{AUX}"
         return f"write them into {AUX} at the top level"

@@ -7,7 +7,6 @@ forerun's own module of the head, with the config and tensors that make it compu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,26 +15,15 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.core import Batch
+from forerun.export.export import config_of, target_ids
 from forerun.export.findings import EVERY, TITLES, VERSIONS, Finding, Severity
 from forerun.export.head import PublishedHead, Target
-from forerun.export.layouts import dspark_config, eagle3_config, target_ids, whole_embedding
-from forerun.export.readings import (
-    DSparkReading,
-    Eagle3Reading,
-    Reading,
-    because,
-    differing,
-    draft_vocab_sizes,
-    reading_of,
-)
-from forerun.heads.dspark import DSparkConfig, DSparkHead
+from forerun.export.readings import Reading, because, differing, reading_of
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 
 TOKENS = 64
-# Tokens of a chain that EAGLE-3 drafts after each token of the text.
+# Tokens of the chain that the head drafts after each token of the text.
 _STEPS = 3
-# Position of a block drafter's first anchor, and distance between anchors, in tokens.
-_FIRST_ANCHOR, _ANCHOR_STEP = 8, 4
 # Least agreement of drafts that counts as rounding.
 _SAME_DRAFTS = 0.99
 
@@ -148,6 +136,8 @@ def go_on(model: CausalLM, token_ids: Sequence[int], length: int) -> list[int]:
 def draft(head: PublishedHead, target: Target, reading: Reading, text: ObservedText) -> Drafted:
     """Drafts of a head for a text under a reading, after the text's own tokens in place of earlier drafts.
 
+    Chains begin after every token; the k-th drafts of all come before the next ones.
+
     Args:
         head: the head.
         target: facts about its target.
@@ -158,40 +148,8 @@ def draft(head: PublishedHead, target: Target, reading: Reading, text: ObservedT
         UnsupportedModelError: for an unknown rotary embedding or activation.
         CheckpointError: for sizes that contradict each other.
     """
-    # The vocabulary is mapped here, because a misread one may lead to no token of the target.
-    tensors = {name: part for name, part in head.weights.items() if name not in ("d2t", "t2d")}
-    if reading.lm_head != "own":
-        tensors.pop("lm_head.weight", None)
-    if isinstance(reading, Eagle3Reading):
-        logits, follows = _eagle3_drafts(head, target, reading, text, tensors)
-    else:
-        logits, follows = _dspark_drafts(head, target, reading, text, tensors)
-    return Drafted(logits, target_ids(head, reading.draft_ids, logits.shape[-1]), follows)
-
-
-def _eagle3_drafts(
-    head: PublishedHead,
-    target: Target,
-    reading: Eagle3Reading,
-    text: ObservedText,
-    tensors: dict[str, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Chains after every token; the k-th drafts of all come before the next ones."""
-    config = Eagle3Config.read(eagle3_config(head, target, reading), head.name)
-    if not reading.norm_before_fc:
-        tensors.pop("input_norm.weight", None)
-    if not reading.fc_bias:
-        tensors.pop("fc.bias", None)
-    if not reading.qkv_bias:
-        tensors = {name: own for name, own in tensors.items() if not name.endswith("_proj.bias")}
-    if reading.lm_head == "embedding":
-        own = tensors.get("embed_tokens.weight")
-        tensors["lm_head.weight"] = whole_embedding(text.model) if own is None else own
-    for index in range(1, config.layers.num_layers):
-        prefix, usual = f"layers.{index}", f"layers.{index}.input_layernorm.weight"
-        ones = torch.ones_like(tensors[usual])
-        tensors[usual] = tensors.get(f"{prefix}.{reading.later_norm}.weight", ones)
-    module = Eagle3Head(text.model, config, tensors, head.name)
+    config = Eagle3Config.read(config_of(head, target, reading), head.name)
+    module = Eagle3Head(text.model, config, _tensors(head, reading, text.model), head.name)
     count, tokens = len(text) - 1, text.token_ids
     cache = module.new_cache(1, count + _STEPS)
     fused = module.fuse(text.states(reading.hidden_layers)[None, :-1])[0]
@@ -206,43 +164,37 @@ def _eagle3_drafts(
     outputs = [first, *(torch.cat(own[::-1]) for own in later if own)]
     follows = [torch.arange(1 + step, len(text)) for step in range(len(outputs))]
     logits = module.logits(torch.cat(outputs)).float().cpu()
-    return _drafted_columns(head, reading, logits), torch.cat(follows)
+    drafted, _ = head.vocab_sizes
+    if reading.lm_head == "target" and drafted < logits.shape[-1]:
+        logits = logits[:, target_ids(head, reading.draft_ids, drafted)].contiguous()
+    ids = target_ids(head, reading.draft_ids, logits.shape[-1])
+    return Drafted(logits, ids, torch.cat(follows))
 
 
-def _dspark_drafts(
-    head: PublishedHead,
-    target: Target,
-    reading: DSparkReading,
-    text: ObservedText,
-    tensors: dict[str, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Blocks after some tokens of the text, the anchors."""
-    config = DSparkConfig.read(dspark_config(head, target, reading), head.name)
-    if reading.embedding != "own":
-        tensors.pop("embed_tokens.weight", None)
-    module = DSparkHead(text.model, config, tensors, head.name)
-    states, tokens = text.states(reading.hidden_layers), text.token_ids
-    cache = module.new_cache(1, len(text))
-    logits, follows = [], []
-    for anchor in range(min(_FIRST_ANCHOR, len(text) - 2), len(text) - 1, _ANCHOR_STEP):
-        held = cache.length(0)
-        if anchor > held:
-            module.run_context(cache, [0], [states[held:anchor]])
-        hidden = module.run_block(cache, [0], [tokens[anchor]])[0]
-        places = torch.arange(anchor, min(anchor + len(hidden), len(text) - 1))
-        rows = _drafted_columns(head, reading, module.base_logits(hidden[: len(places)]))
-        module.add_markov(rows, [tokens[place] for place in places.tolist()])
-        logits.append(rows.float().cpu())
-        follows.append(places)
-    return torch.cat(logits), torch.cat(follows)
-
-
-def _drafted_columns(head: PublishedHead, reading: Reading, logits: Tensor) -> Tensor:
-    """The columns of logits [m, V] of the target's output head that belong to the draft's vocabulary."""
-    drafted, _ = draft_vocab_sizes(head)
-    if reading.lm_head != "target" or drafted >= logits.shape[-1]:
-        return logits
-    return logits[:, target_ids(head, reading.draft_ids, drafted)].contiguous()
+def _tensors(head: PublishedHead, reading: Reading, model: CausalLM) -> dict[str, Tensor]:
+    """The tensors with which forerun's own module computes what a reading says."""
+    # The vocabulary is mapped later, because a misread one may lead to no token of the target.
+    left_out = {"d2t", "t2d"}
+    if reading.lm_head != "own":
+        left_out.add("lm_head.weight")
+    if not reading.norm_before_fc:
+        left_out.add("input_norm.weight")
+    if not reading.fc_bias:
+        left_out.add("fc.bias")
+    tensors = {
+        name: own
+        for name, own in head.weights.items()
+        if name not in left_out and (reading.qkv_bias or not name.endswith("_proj.bias"))
+    }
+    if reading.lm_head == "embedding":
+        every = torch.arange(model.vocab_size, device=model.device)[None]
+        own = tensors.get("embed_tokens.weight")
+        tensors["lm_head.weight"] = model.embed(every)[0].float().cpu() if own is None else own
+    for index in range(1, head.eagle3.layers.num_layers):
+        prefix, usual = f"layers.{index}", f"layers.{index}.input_layernorm.weight"
+        ones = torch.ones_like(tensors[usual])
+        tensors[usual] = tensors.get(f"{prefix}.{reading.later_norm}.weight", ones)
+    return tensors
 
 
 def layers_read(head: PublishedHead, target: Target, engines: Sequence[str]) -> set[int]:
@@ -287,7 +239,7 @@ def run_readings(
             return Replay(engine, True, None, None, trained_hits, verdict)
         read = reading_of(head, target, engine)
         drafted = draft(head, target, read, text)
-        agreement = agreement_of(reference, drafted)
+        agreement = (drafted.tokens == reference.tokens).float().mean().item()
         verdict = _verdict(engine, trained, read, agreement)
         return Replay(engine, True, agreement, _hits(drafted, text), trained_hits, verdict)
 
@@ -312,26 +264,6 @@ def _verdict(engine: str, trained: Reading, read: Reading, agreement: float) -> 
     fields = differing(trained, read)
     reasons = ", and ".join(because(field, engine, trained, read) for field in fields)
     return f"loads in {title} and drafts {'badly' if agreement >= 0.5 else 'rubbish'}, because {reasons}"
-
-
-def agreement_of(first: Drafted, second: Drafted) -> float:
-    """Share of places with the same drafted token, of those that both draft for.
-
-    The n-th drafts after each token are compared, so blocks may have different lengths.
-    """
-    known, others = _by_place(first), _by_place(second)
-    shared = known.keys() & others.keys()
-    return sum(known[place] == others[place] for place in shared) / max(1, len(shared))
-
-
-def _by_place(drafted: Drafted) -> dict[tuple[int, int], int]:
-    """Drafted tokens by the token that they follow and their number among those after it."""
-    seen: Counter[int] = Counter()
-    places = {}
-    for follows, token in zip(drafted.follows.tolist(), drafted.tokens.tolist(), strict=True):
-        places[follows, seen[follows]] = token
-        seen[follows] += 1
-    return places
 
 
 def _hits(drafted: Drafted, text: ObservedText) -> float:

@@ -1,4 +1,4 @@
-"""Requests of `forerun check` and `forerun export`: a trained head for other engines."""
+"""Requests of `forerun check` and `forerun export`: an EAGLE-3 head for other engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ELSEWHERE = ("model", "max_context", "threads", "kv_dtype")
 
 @options
 class CheckRequest:
-    """Check a trained head for other engines.
+    """Check an EAGLE-3 head for other engines.
 
     HEAD is a directory or a hub id. Its config and tensors are checked for everything that engines are
     known to refuse or to misread silently. Then the head drafts on 64 tokens of the target as each engine
@@ -42,7 +42,7 @@ class CheckRequest:
 
 @options
 class ExportRequest:
-    """Export a trained head to other engines.
+    """Export an EAGLE-3 head to other engines.
 
     HEAD is a directory or a hub id, in any published layout. It is written in the layout that vLLM, SGLang
     and llama.cpp all load. A head that an engine would not load, or would misread, is refused with the
@@ -70,13 +70,14 @@ def check(request: CheckRequest) -> Result:
     """
     from forerun.export.check import HeadAndTarget
     from forerun.export.findings import VERSIONS
+    from forerun.export.head import EAGLE3
 
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     placement = request.place.placement
     examined = pair.examine(request.engines, pair.load(placement) if request.replay else None)
     content = {
         "head": pair.head.name,
-        "kind": pair.head.kind,
+        "kind": EAGLE3,
         "model": pair.target.name,
         "engines": {engine: VERSIONS[engine] for engine in request.engines},
         "clean": examined.clean,
@@ -125,18 +126,16 @@ def export(request: ExportRequest) -> Result:
 
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     model = pair.load(request.place.placement)
-    lean, _ = pair.head.without_copies(model)
-    result = export_head(lean, pair.target, model, request.engines)
+    result = export_head(pair.head.without_copy(model), pair.target, model, request.engines)
     card = Path(request.head) / CARD
     about = read_text(card, "card", CheckpointError) if card.is_file() else ""
     write_export(result, Path(request.output), about)
-    size = result.bytes_of(result.weights)
+    size = sum(tensor.nbytes for tensor in result.tensors.values())
     content = {
         "head": request.head,
         "model": pair.target.name,
-        "layout": result.kind,
         "output": request.output,
         "weight_bytes": size,
     }
-    answer = f"{request.output}: {size_text(size)} of weights, in the layout {result.kind}"
+    answer = f"{request.output}: {size_text(size)} of weights"
     return Result(content=content, answers=[answer], device=model.device)
