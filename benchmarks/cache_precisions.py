@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 from benchmarks.shapes import build
-from forerun.bench.forwards import Forwards, forward_bytes
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import Forwards, forward_bytes, use_threads
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.placement import with_kv_dtype

@@ -18,7 +18,7 @@ from benchmarks.groups import drafting, flatness, memory, plain, real_model, spe
 from benchmarks.groups.report import TABLE_HEAD, Figure, Setting
 from benchmarks.plot import draw
 from forerun import _native
-from forerun.bench.machine import Machine, use_threads
+from forerun.bench.forwards import Machine, use_threads
 from forerun.errors import ForerunError
 from forerun.files import write_text
 from forerun.report.machine import host, versions

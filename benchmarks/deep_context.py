@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import local, paired_ratio
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import use_threads
 from forerun.bench.peers.process import RemoteEngine
 from forerun.errors import ForerunError
 from forerun.files import write_text

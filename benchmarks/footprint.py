@@ -14,7 +14,7 @@ from time import perf_counter
 import psutil
 
 from benchmarks.shapes import build
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import use_threads
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.models.checkpoint import Checkpoint

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import MODELS, RANDOM_SHAPES, build, config_of
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import use_threads
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine

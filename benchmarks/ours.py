@@ -10,8 +10,14 @@ from typing import Any
 
 from benchmarks.rounds import measure_rounds
 from benchmarks.shapes import build
-from forerun.bench.forwards import Forwards, forward_bytes, multiply_adds, prefill_seconds
-from forerun.bench.machine import Machine, use_threads
+from forerun.bench.forwards import (
+    Forwards,
+    Machine,
+    forward_bytes,
+    multiply_adds,
+    prefill_seconds,
+    use_threads,
+)
 from forerun.core import Drawing
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig

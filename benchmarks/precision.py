@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.questions import SETS, load_questions
 from benchmarks.shapes import build
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import use_threads
 from forerun.core import Batch
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel

@@ -82,7 +82,7 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Checkpoint, "open", open_shape)
     # A small cache takes no time to read.
-    monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
+    monkeypatch.setattr("forerun.bench.forwards.last_level_cache", lambda: 1 << 21)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from benchmarks.groups.report import Figure, Setting, spread
 from benchmarks.rounds import alone, measure_rounds
 from benchmarks.shapes import build
-from forerun.bench.machine import use_threads
+from forerun.bench.forwards import use_threads
 from forerun.core import Drawing
 
 GROUP = 3

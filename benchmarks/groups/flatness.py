@@ -9,7 +9,7 @@ from itertools import product
 from benchmarks.checkpoints import write_checkpoint
 from benchmarks.groups.report import Figure, Setting, local, spread
 from benchmarks.shapes import build
-from forerun.bench.machine import Machine, use_threads
+from forerun.bench.forwards import Machine, use_threads
 from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
 from forerun.bench.roofline.rows import TARGET, Forward
 

@@ -20,12 +20,12 @@ from benchmarks.shapes import RANDOM_SHAPES, RandomSource, build, config_of
 from forerun import _native
 from forerun.bench.forwards import (
     Forwards,
+    Machine,
     forward_bytes,
     multiply_adds,
     traffic_of,
     weight_bytes,
 )
-from forerun.bench.machine import Machine
 from forerun.bench.roofline.measured import (
     TimedModel,
     hardware_called,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from forerun.bench.workloads import BUILT_IN, built_in
+from forerun.bench.request import BUILT_IN, built_in
 from forerun.errors import UnknownNameError
 
 

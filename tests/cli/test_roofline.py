@@ -25,7 +25,7 @@ MEASURED = {"last_level_cache_bytes"}
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command asks for is forgotten afterwards, and a small cache takes no time to read."""
     monkeypatch.setattr("forerun.models.cpu.threads._asked", [])
-    monkeypatch.setattr("forerun.bench.machine.last_level_cache", lambda: 1 << 21)
+    monkeypatch.setattr("forerun.bench.forwards.last_level_cache", lambda: 1 << 21)
 
 
 def content(cli: Cli, *options: str) -> dict[str, Any]:

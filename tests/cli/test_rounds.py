@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from forerun.cli.outcome import Round
-from forerun.cli.rounds import show_rounds
+from forerun.cli.terminal import show_rounds
 from forerun.core import Draft, Origin, Tree, Verdict
 from tests.helpers.command_line import Cli
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun.cli.styles import STYLES
-from forerun.cli.terminal import TerminalOutput
+from forerun.cli.terminal import STYLES, TerminalOutput
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
 from tests.helpers.command_line import Cli

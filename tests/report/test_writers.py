@@ -10,12 +10,11 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.report.chart import Span, Spans
-from forerun.report.html import page
+from forerun.report.html import page, style, svg
 from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown, document, heading, line
 from forerun.report.plot import figure_of
 from forerun.report.result import Figure, Result, Sentence
-from forerun.report.svg import style, svg
 from forerun.report.table import MEANINGS, Cell, Mark, Table, long_table
 from forerun.report.terminal import as_text, show
 

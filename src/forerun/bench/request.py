@@ -1,25 +1,43 @@
-"""Request of `forerun bench`."""
+"""Request of `forerun bench`, and the questions that it measures with unless others are given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from forerun.bench.peers import peer_names
 from forerun.bench.settings import CHAIN, FIXED
-from forerun.bench.workloads import BUILT_IN
 from forerun.drafters.lookup.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
-from forerun.errors import ConfigError
-from forerun.measure.questions import FILES
+from forerun.errors import ConfigError, UnknownNameError
+from forerun.measure.questions import FILES, Question, read_questions
 from forerun.options import UNIQUE, FileName, Text, known, option, options, part, schema_of
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
     from forerun.report.result import Result
+
+BUILT_IN = ("code", "creative_writing", "json", "math", "qa", "summary", "xml")
+"""Categories of the questions that come along."""
+_DATA = "questions.jsonl"
+
+
+def built_in(categories: Sequence[str] = BUILT_IN) -> list[Question]:
+    """The questions that come along, of some categories.
+
+    Raises:
+        UnknownNameError: for a category that does not exist.
+    """
+    for name in categories:
+        if name not in BUILT_IN:
+            raise UnknownNameError("built-in workload", name, BUILT_IN)
+    with resources.as_file(resources.files("forerun.bench") / _DATA) as path:
+        return [question for question in read_questions([path]) if question.category in categories]
+
 
 Minutes = Annotated[
     float,

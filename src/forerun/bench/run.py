@@ -15,11 +15,10 @@ from forerun.bench.engines import Prepared, Workshop
 from forerun.bench.forwards import forward_bytes
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.report import BenchReport, result_of
-from forerun.bench.request import BenchRequest
+from forerun.bench.request import BenchRequest, built_in
 from forerun.bench.rows import ROWS, MeasuredPair, PairKey
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Axes, Crossed, Setting, cross, likely_methods
-from forerun.bench.workloads import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
 from forerun.errors import CheckpointError, ConfigError, PromptError

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.bars import bars, waiting
-from forerun.cli.config import config_option
 from forerun.cli.groups import Row
 from forerun.cli.options import Command
 from forerun.cli.output import visible_output
-from forerun.cli.requests import params_of, read_given
+from forerun.cli.requests import config_option, params_of, read_given
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options

@@ -18,8 +18,7 @@ from forerun.cli.output import NewOutput
 from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
-from forerun.cli.styles import coloured
-from forerun.cli.terminal import PlainOutput
+from forerun.cli.terminal import PlainOutput, coloured
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError
 from forerun.files import MOST_BYTES, reason, size_text, write_text

@@ -1,24 +1,75 @@
-"""Output for people: text as it comes, then a panel of statistics."""
+"""Output for people: text as it comes, by the origin of its tokens, then rounds and a panel."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.text import Text
 
-from forerun.cli.outcome import Outcome
+from forerun.cli.outcome import Outcome, Round
 from forerun.cli.output import Output
 from forerun.cli.panel import summary
-from forerun.cli.rounds import show_rounds
-from forerun.cli.styles import MARKS, PROMPT, coloured, legend_of, segments
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
-from forerun.engine.text import VISIBLE
+from forerun.engine.text import ON_ONE_LINE, VISIBLE, Tokenizer
 from forerun.interrupts import PIECE, held_back, wait_until_writable
+
+# With marks around them, all fit one line of 80 columns.
+MEANINGS = {
+    Origin.ACCEPTED: "accepted draft",
+    Origin.RECOVERED: "recovered after a rejection",
+    Origin.BONUS: "bonus after a full draft",
+    Origin.PLAIN: "plain",
+}
+# Readable without the colours too: what was drafted is underlined, a bonus twice.
+STYLES = {
+    Origin.ACCEPTED: "underline green",
+    Origin.RECOVERED: "bold yellow",
+    Origin.BONUS: "underline2 cyan",
+    Origin.PLAIN: "default",
+}
+# Around the text of each origin, where there is no colour.
+MARKS = {
+    Origin.ACCEPTED: ("«", "»"),
+    Origin.RECOVERED: ("¦", "¦"),
+    Origin.BONUS: ("‹", "›"),
+    Origin.PLAIN: ("", ""),
+}
+PROMPT = Style(dim=True)
+_SPACES = re.compile(r"(\s+)")
+
+
+def coloured(console: Console) -> bool:
+    """True if colours and underlines are shown: not in a pipe, a dumb terminal or under NO_COLOR."""
+    return console.is_terminal and console.color_system is not None and not console.no_color
+
+
+def segments(text: str, origin: Origin) -> list[Segment]:
+    """Text in the style of its origin; spaces are not underlined."""
+    style = Style.parse(STYLES[origin])
+    parts = _SPACES.split(text.translate(VISIBLE))
+    return [Segment(part, None if part.isspace() else style) for part in parts if part]
+
+
+def marked(text: str, origin: Origin, *, coloured: bool) -> Text:
+    """Text styled or, without colour, between the marks of its origin."""
+    if coloured:
+        return Text(text, STYLES[origin])
+    before, after = MARKS[origin]
+    return Text(f"{before}{text}{after}")
+
+
+def legend_of(console: Console) -> Text:
+    """Meanings of styles or marks, on one line."""
+    entries = [marked(text, key, coloured=coloured(console)) for key, text in MEANINGS.items()]
+    return Text("  " if coloured(console) else " ").join(entries)
+
 
 _WORDS = re.compile(r"\s+|\S+")
 # Characters of a long prompt that are shown, from its beginning and from its end.
@@ -178,3 +229,43 @@ def _shortened(prompt: str) -> str:
     if left <= 0:
         return prompt
     return f"{prompt[:_SHOWN_PART]} [… {left} characters …] {prompt[-_SHOWN_PART:]}"
+
+
+def show_rounds(console: Console, rounds: Sequence[Round], tokenizer: Tokenizer | None) -> None:
+    """Print the meaning of the marks and all rounds; without a tokenizer, tokens are ids."""
+    legend = (f"{MARKS[key][0]}{text}{MARKS[key][1]}" for key, text in MEANINGS.items())
+    console.print(" ".join(legend), highlight=False)
+    console.print("⟨⟩: not accepted in a draft, plain in the output", highlight=False)
+    for number, entry in enumerate(rounds, start=1):
+        for line in _lines(number, entry, tokenizer):
+            console.print(line, highlight=False)
+
+
+def _lines(number: int, entry: Round, tokenizer: Tokenizer | None) -> Iterator[Text]:
+    """The emitted tokens, then the draft: a chain on one line, branches indented below it."""
+    draft, verdict = entry.draft, entry.verdict
+    kind = f"{verdict.num_accepted} of {len(draft)} accepted" if len(draft) else "plain"
+    pairs = zip(verdict.token_ids, verdict.origins, strict=True)
+    emitted = (_token(*pair, tokenizer) for pair in pairs)
+    yield Text(" ").join([Text(f"round {number}: {kind}, emitted"), *emitted])
+    left = [(child, "  ") for child in reversed(draft.tree.children(-1))]
+    while left:
+        node, indent = left.pop()
+        chain = [node]
+        while len(below := draft.tree.children(chain[-1])) == 1:
+            chain += below
+        origins = (Origin.ACCEPTED if step in entry.accepted else None for step in chain)
+        ids = (draft.token_ids[step] for step in chain)
+        tokens = (_token(*pair, tokenizer) for pair in zip(ids, origins, strict=True))
+        yield Text(indent).append(Text(" ").join(tokens))
+        left += [(child, indent + "  ") for child in reversed(below)]
+
+
+def _token(token: int, origin: Origin | None, tokenizer: Tokenizer | None) -> Text:
+    """A token between the marks of its origin, in its style."""
+    before, after = ("", "") if origin is None else MARKS[origin]
+    text = str(token)
+    if tokenizer is not None:
+        text = tokenizer.decode([token]).translate(ON_ONE_LINE)
+        before, after = before or "⟨", after or "⟩"
+    return Text(f"{before}{text}{after}", STYLES[origin] if origin else "")

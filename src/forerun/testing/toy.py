@@ -1,16 +1,32 @@
-"""A language model made of a few random tables in float64: fast, exact and easy to enumerate."""
+"""A language model of a few random tables in float64, easy to enumerate, and a drafter of trees from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from forerun.contracts import Ability
-from forerun.core import Batch, Exactness, ForwardOutput, View
-from forerun.errors import CacheError, UnsupportedModelError
+from forerun.contracts import Ability, DrafterSetup
+from forerun.core import (
+    NO_DRAFT,
+    Batch,
+    Draft,
+    Drawing,
+    Exactness,
+    ForwardOutput,
+    Plan,
+    Request,
+    Tree,
+    View,
+)
+from forerun.drafters.base import BaseDrafter
+from forerun.errors import CacheError, ConfigError, UnsupportedModelError
 from forerun.kv_cache import check_length, check_path, check_row, held_before
+from forerun.randomness import Randomness
+from forerun.sampling import draw_siblings
+from forerun.trees.growth import ShapeGrowth
 
 
 class ToyCache:
@@ -172,3 +188,57 @@ def wanted_logits(batch: Batch, logits: Tensor) -> Tensor | None:
     return torch.stack(
         [row[count - 1 : count] for row, count in zip(logits, batch.counts, strict=True)]
     )
+
+
+class TreeDrafter(BaseDrafter):
+    """A drafter that gives every node of depth d `branching[d]` children, whatever tree is planned.
+
+    Args:
+        model: the toy model that the children are drawn from.
+        branching: children of a node by depth; the plan's number of tokens bounds the depth.
+        replacement: True if a sibling may repeat the token of an earlier one.
+    """
+
+    name = "tree"
+    drawings = frozenset(Drawing)
+    draws_trees = True
+
+    def __init__(
+        self, model: ToyModel, branching: tuple[int, ...] = (2, 2, 1), replacement: bool = False
+    ) -> None:
+        self.model, self.branching, self.replacement = model, branching, replacement
+        self.vocab_size = model.vocab_size
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:
+        """Draft from the target itself, which must be a toy model."""
+        if not isinstance(setup.target, ToyModel):
+            raise ConfigError(f"{cls.name} drafts from toy models only, not {setup.target.name}.")
+        return cls(setup.target)
+
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], randomness: Randomness
+    ) -> list[Draft]:
+        pairs = zip(requests, plans, strict=True)
+        return [self._grow(request, plan, randomness) for request, plan in pairs]
+
+    def _grow(self, request: Request, plan: Plan, randomness: Randomness) -> Draft:
+        if not plan.num_tokens:
+            return NO_DRAFT
+        shape = Tree.branching(self.branching[: plan.num_tokens])
+        growth = ShapeGrowth(request, plan.drawing, shape)
+        while growth.frontier:
+            prefixes = growth.prefixes()
+            texts = [[*request.token_ids, *prefix.drafted] for prefix in prefixes]
+            logits = torch.stack([self.model.next_logits(text) for text in texts])
+            growth.extend(
+                draw_siblings(
+                    logits,
+                    prefixes,
+                    plan.drawing,
+                    growth.wanted(),
+                    randomness,
+                    replacement=self.replacement,
+                )
+            )
+        return growth.finish()

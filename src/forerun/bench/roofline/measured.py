@@ -12,12 +12,13 @@ import torch
 from forerun import _native
 from forerun.bench.forwards import (
     Forwards,
+    Machine,
     forward_bytes,
     multiply_adds,
     prefill_seconds,
     traffic_of,
+    use_threads,
 )
-from forerun.bench.machine import Machine, use_threads
 from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.rows import (
     DRAFT,
