@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.helpers.served import MODEL, Client, byte_engine, client, state_of
 from tests.matrix import DRAFTERS
 from tests.server.test_tools import TOOLS, WEATHER, template_of
+
+# Both packages are imported where they are used: every process of the tests collects this file.
+if TYPE_CHECKING:
+    import anthropic
 
 ASKED: Any = {"role": "user", "content": "Is it warm?"}
 LIMITS: dict[str, Any] = {"seed": 5}
@@ -38,12 +40,16 @@ def thinking() -> Iterator[Client]:
 
 
 def claude(served: Client) -> anthropic.Anthropic:
+    import anthropic
+
     return anthropic.Anthropic(
         base_url="http://testserver", api_key="any", http_client=served, max_retries=0
     )
 
 
 def responses(served: Client) -> Any:
+    import openai
+
     made = openai.OpenAI(
         base_url="http://testserver/v1", api_key="any", http_client=served, max_retries=0
     )
@@ -143,6 +149,9 @@ def test_a_response_calls_tools_and_meets_schemas(served: Client) -> None:
 
 
 def test_mistakes_are_told_in_the_form_of_the_path(served: Client) -> None:
+    import anthropic
+    import openai
+
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         claude(served).messages.create(model="other", messages=[ASKED], max_tokens=1)
     for body in (

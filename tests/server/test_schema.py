@@ -17,6 +17,8 @@ from tests.helpers.served import Client, client, served_engine, state_of, wait_f
 STATE = state_of(served_engine(max_context=48))
 APP = build_app(STATE)
 schema = schemathesis.openapi.from_dict(APP.openapi())
+# Random requests, right and wrong; those at bounds would be made while tests are collected, in every process.
+schema.config.phases.update(phases=["examples", "fuzzing"])
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def served() -> Iterator[Client]:
 
 @schema.parametrize()
 @settings(
-    max_examples=12,
+    max_examples=24,
     deadline=None,
     derandomize=True,
     database=None,

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from forerun.engine.engine import Engine
@@ -103,6 +102,8 @@ def test_seeded_answers_are_those_of_requests_alone() -> None:
 
 
 def test_openais_own_client_is_served() -> None:
+    import openai
+
     state = state_of()
     with listening(state) as (_, url), openai.OpenAI(base_url=f"{url}/v1", api_key="x") as own:
         assert [model.id for model in own.models.list()] == [MODEL]
