@@ -4,7 +4,7 @@ python -m benchmarks.host_time
 
 The models run on the kernels and are little more than a head. Their logits follow Zipf's law, the
 draft's with some noise. Their time is subtracted; what is left is planning, drawing, warping,
-verifying and keeping the caches. There is no tokenizer, and the length is fixed: with models that cost
+verifying, keeping the caches and decoding each token to text. The length is fixed: with models that cost
 nothing it would stop speculation.
 """
 
@@ -19,6 +19,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -28,6 +30,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.models import model_from_tensors
 from forerun.models.architecture import read_architecture
+from forerun.models.gguf.tokenizer import GgufTokenizer
 from forerun.models.layouts import layout_of
 from forerun.params import SamplingParams
 
@@ -96,6 +99,13 @@ def zipf_model(row: Tensor, name: str) -> Any:
     return model_from_tensors(config, tensors, dtype="fp32", backend="kernels", name=name)
 
 
+def tokenizer_of(vocab_size: int) -> GgufTokenizer:
+    """A tokenizer whose tokens are numbers, with the decoder of Qwen's and SmolLM2's."""
+    backend = Tokenizer(BPE({f"\u0120{token}": token for token in range(vocab_size)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return GgufTokenizer(backend, {}, None)
+
+
 def measure(vocab_size: int, setting: str, drafted: int = 4, rounds: int = 200) -> Row:
     """The median round of one setting with `drafted` tokens; `plain` drafts none."""
     generator = torch.Generator().manual_seed(vocab_size)
@@ -106,7 +116,8 @@ def measure(vocab_size: int, setting: str, drafted: int = 4, rounds: int = 200) 
     forward = _seconds_of_a_forward(model)
     drafter = DraftModelDrafter(model, 1, _CONTEXT)
     config = SpeculativeConfig(num_speculative_tokens=drafted, policy="fixed")
-    engine = Engine(target, drafter, config, max_context=_CONTEXT)
+    tokenizer = tokenizer_of(vocab_size)
+    engine = Engine(target, drafter, config, tokenizer=tokenizer, max_context=_CONTEXT)
     runs, chains = Timed(target.forward), Timed(model.draft_chains)
     target.forward, model.draft_chains = runs, chains
     engine.add([0, 1], SETTINGS[setting], speculative=setting != "plain")

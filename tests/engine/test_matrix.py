@@ -83,23 +83,7 @@ class SpyingRule:
         self.drafted += len(draft)
 
 
-def is_slow(case: DrafterCase, rule: str, sampler: str) -> bool:
-    """All but one in five: every drafter with each of its rules and batches, every rule with each sampler."""
-    place = 2 * DRAFTERS.index(case) + case.rules.index(rule) + list(SAMPLERS).index(sampler)
-    return place % 5 != 0
-
-
-@pytest.mark.parametrize(
-    ("case", "rule", "sampler", "batch"),
-    [
-        pytest.param(
-            *(case, rule, sampler, batch),
-            id=f"{case.name}-{rule}-{sampler}-{batch}",
-            marks=[pytest.mark.slow] * is_slow(case, rule, sampler),
-        )
-        for case, rule, sampler, batch in CASES
-    ],
-)
+@pytest.mark.parametrize(("case", "rule", "sampler", "batch"), CASES)
 def test_speculation_changes_nothing(
     case: DrafterCase, rule: str, sampler: str, batch: str
 ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from forerun.errors import CacheError, ConfigError
 from forerun.models.running import prefill_chunks
 from tests.helpers.backends import BACKENDS, on_both
+from tests.helpers.covering import covering
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import LEVELS, PRECISIONS, SHAPES, needs_kernels
 from tests.helpers.kernel_models import model as kernel_model
@@ -32,9 +33,9 @@ def rest_of(model: Any) -> range:
 
 
 @needs_kernels
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "precision", "level"), covering(SHAPES, PRECISIONS, LEVELS, fast=1, whole=2)
+)
 def test_the_head_gives_a_forwards_logits_bit_for_bit(
     name: str, precision: str, level: str
 ) -> None:

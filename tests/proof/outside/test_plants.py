@@ -91,14 +91,14 @@ def test_a_server_without_a_plant_passes() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_servers_without_a_plant_pass() -> None:
-    """The chance of more than two false alarms among twenty is 0.001 at level 0.01."""
+def test_ten_servers_without_a_plant_pass() -> None:
+    """The chance of more than one false alarm among ten is 0.004 at level 0.01."""
     alarms = 0
-    for seed in range(20):
-        proof = proof_of(engine_of(), seed=seed, num_tokens=1500)
+    for seed in range(10):
+        proof = proof_of(engine_of(), seed=seed, num_tokens=800)
         assert proof.rows is not None
         alarms += proof.rows.alarm
-    assert alarms <= 2
+    assert alarms <= 1
 
 
 def test_a_reference_with_other_weights_is_no_defect() -> None:
