@@ -257,7 +257,7 @@ INTERRUPTED = [
 
 @pytest.mark.parametrize("compression", INTERRUPTED, ids=[*COMPRESSIONS, "snapkv-often"])
 @pytest.mark.parametrize("name", ["llama", ON_KERNELS[0]])
-@pytest.mark.parametrize("runs", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_interrupted_rounds_change_nothing(
     runs: int, name: str, compression: Compression, load: Any
 ) -> None:
