@@ -9,9 +9,9 @@ from operator import mul
 
 import numpy as np
 
+from benchmarks.rivals.costs import Seconds, StageCosts
 from benchmarks.rivals.replay import Offer, Outcome, ReplayPolicy, View
 from benchmarks.rivals.rounds import DraftChoice
-from forerun.costs.rounds import RoundCosts, Seconds
 
 # vLLM 0.33, v1/worker/gpu/spec_decode/acceptance_estimator.py.
 WEIGHT, BIAS, MOST_LOGIT = 0.5, -0.2, 40.0
@@ -81,7 +81,7 @@ class AdaptiveVerification(ReplayPolicy):
 
     how = "vLLM's adaptive verification"
 
-    def __init__(self, candidate: str, longest: int, costs: RoundCosts) -> None:
+    def __init__(self, candidate: str, longest: int, costs: StageCosts) -> None:
         self.candidate, self.longest, self.costs = candidate, longest, costs
         self.name = f"{candidate}, {self.how}"
         self.estimator = Estimator(longest)

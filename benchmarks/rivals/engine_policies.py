@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from benchmarks.rivals.costs import Seconds, StageCosts
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
 from benchmarks.rivals.rounds import PLAIN, DraftChoice
 from forerun.contracts import CausalLM, Drafter, Policy
 from forerun.core import NO_DRAFT, Draft, Origin, Plan, Request, RoundTimes, Verdict
-from forerun.costs.rounds import RoundCosts, Seconds
 from forerun.costs.table import CostTable
 from forerun.drafters import DRAFTERS
 from forerun.errors import UnknownNameError
@@ -141,7 +141,7 @@ class EnginePolicy(ReplayPolicy):
         return self._requests[view.request]
 
 
-def auto_policy(costs: RoundCosts, longest: int) -> AutoPolicy:
+def auto_policy(costs: StageCosts, longest: int) -> AutoPolicy:
     """Policy `auto` as an engine begins with it: it knows the times of the target's forwards, which it
     takes when a model is first loaded, and has to learn those of drafts and what is accepted. Its own
     time is not counted, as that of other policies is not."""

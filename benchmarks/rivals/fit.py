@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from benchmarks.rivals.costs import StageCosts
 from benchmarks.rivals.records import PromptTiming, RecordedOutput, Records, RoundTiming
-from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
 
@@ -28,7 +28,7 @@ Sample = tuple[float, float, float]
 
 def fit_costs(
     timings: Sequence[PromptTiming], outputs: Sequence[RecordedOutput] = ()
-) -> RoundCosts:
+) -> StageCosts:
     """The costs of a candidate, from its timings at any batch sizes and its recorded outputs.
 
     Raises:
@@ -54,7 +54,7 @@ def fit_costs(
     draft = grid.table({b: _samples(group, "draft") for b, group in rounds.items()})
     host = {b: statistics.median(timed.host for timed in group) for b, group in rounds.items()}
     single = by_batch[min(by_batch)]
-    return RoundCosts(
+    return StageCosts(
         draft=draft,
         target=grid.table({b: _samples(group, "target") for b, group in rounds.items()}),
         verify=grid.table({b: _samples(group, "verify") for b, group in rounds.items()}),
@@ -68,7 +68,7 @@ def fit_costs(
     )
 
 
-def costs_of(records: Records, candidate: str) -> RoundCosts:
+def costs_of(records: Records, candidate: str) -> StageCosts:
     """The costs of a recorded candidate.
 
     Raises:
@@ -78,7 +78,7 @@ def costs_of(records: Records, candidate: str) -> RoundCosts:
     return fit_costs(timings, records.of(candidate))
 
 
-def plain_seconds(outputs: Sequence[RecordedOutput], costs: RoundCosts) -> float:
+def plain_seconds(outputs: Sequence[RecordedOutput], costs: StageCosts) -> float:
     """Seconds of plain decoding of outputs side by side, prompts included."""
     prompts = [len(output.prompt_ids) for output in outputs]
     seconds = sum(costs.plain_prompt(prompt) for prompt in prompts)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
+from benchmarks.rivals.costs import StageCosts
 from benchmarks.rivals.replay import ReplayPolicy, View
 from benchmarks.rivals.rounds import PLAIN, DraftChoice, Recorded
-from forerun.costs.rounds import RoundCosts
 
 
 class Hindsight(ReplayPolicy):
@@ -24,7 +24,7 @@ class Hindsight(ReplayPolicy):
     def __init__(
         self,
         recorded: Recorded,
-        costs: Mapping[str, RoundCosts],
+        costs: Mapping[str, StageCosts],
         lengths: Mapping[str, Sequence[int]],
     ) -> None:
         self._plan = _best_choices(recorded, costs, lengths)
@@ -43,7 +43,7 @@ _Plan = dict[tuple[int, frozenset[str]], DraftChoice]
 
 def _best_choices(
     recorded: Recorded,
-    costs: Mapping[str, RoundCosts],
+    costs: Mapping[str, StageCosts],
     lengths: Mapping[str, Sequence[int]],
 ) -> _Plan:
     """From the end of the output to its beginning: the best choice at each position, given which

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.rivals.costs import Seconds, StageCosts
 from benchmarks.rivals.replay import Outcome, ReplayPolicy, View
 from benchmarks.rivals.rounds import PLAIN, DraftChoice
-from forerun.costs.rounds import RoundCosts, Seconds
 
 
 def chosen(candidate: str, num_tokens: int, count: int) -> list[DraftChoice]:
@@ -87,7 +87,7 @@ class Goodput(ReplayPolicy):
     """TurboSpec (arXiv 2406.14066): the length with most expected tokens a second, by profiled times and a
     moving average of acceptance. Without drafts the average stays as it is."""
 
-    def __init__(self, candidate: str, longest: int, costs: RoundCosts) -> None:
+    def __init__(self, candidate: str, longest: int, costs: StageCosts) -> None:
         self.candidate, self.longest, self.costs = candidate, longest, costs
         self.name = f"{candidate}, TurboSpec's goodput"
         self.acceptance = 0.7

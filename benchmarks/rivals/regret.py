@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.rivals.budgets import AdaptiveVerification, Algorithm1
+from benchmarks.rivals.costs import StageCosts
 from benchmarks.rivals.engine_policies import EnginePolicy, auto_policy
 from benchmarks.rivals.fit import costs_of, plain_seconds
 from benchmarks.rivals.hindsight import Hindsight
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.records import RecordedOutput, Records
 from benchmarks.rivals.replay import Fixed, ReplayPolicy, replay
-from forerun.costs.rounds import Costs, RoundCosts
+from forerun.costs.rounds import Costs
 from forerun.policies import make_policy
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -34,7 +35,7 @@ class Workload:
 
     name: str
     texts: Sequence[Mapping[str, RecordedOutput]]
-    costs: Mapping[str, RoundCosts]
+    costs: Mapping[str, StageCosts]
 
     @classmethod
     def of(cls, name: str, records: Records) -> Workload:
@@ -72,7 +73,7 @@ class Workload:
         alone = [{name: costs} for name, costs in self.costs.items()]
         return min(map(self._best_with, [self.costs, *alone]))
 
-    def _best_with(self, costs: Mapping[str, RoundCosts]) -> float:
+    def _best_with(self, costs: Mapping[str, StageCosts]) -> float:
         longest = self.longest
         lengths = {name: tuple(range(1, longest[name] + 1)) for name in costs}
         texts = [{name: text[name] for name in costs} for text in self.texts]
@@ -80,8 +81,8 @@ class Workload:
 
 
 def common_scale(
-    costs: Mapping[str, RoundCosts], texts: Sequence[Mapping[str, RecordedOutput]]
-) -> dict[str, RoundCosts]:
+    costs: Mapping[str, StageCosts], texts: Sequence[Mapping[str, RecordedOutput]]
+) -> dict[str, StageCosts]:
     """Costs of several candidates as of one machine at one time: plain decoding of the texts takes the
     same in all."""
     firsts = [next(iter(text.values())) for text in texts]
@@ -103,9 +104,9 @@ class _Scaled:
         return self.factor * self.costs.seconds(num_tokens, batch_size, context)
 
 
-def scaled(costs: RoundCosts, factor: float) -> RoundCosts:
+def scaled(costs: StageCosts, factor: float) -> StageCosts:
     """The costs on a machine that is slower by a factor."""
-    return RoundCosts(
+    return StageCosts(
         draft=_Scaled(costs.draft, factor),
         target=_Scaled(costs.target, factor),
         plain=_Scaled(costs.plain, factor),

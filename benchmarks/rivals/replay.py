@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.rivals.costs import Seconds, StageCosts
 from benchmarks.rivals.rounds import (
     PLAIN,
     DraftChoice,
@@ -19,7 +20,6 @@ from benchmarks.rivals.rounds import (
     Verified,
     round_seconds,
 )
-from forerun.costs.rounds import RoundCosts, Seconds
 from forerun.errors import ConfigError
 
 
@@ -145,7 +145,7 @@ class Fixed(ReplayPolicy):
 
 
 def replay(
-    batch: Sequence[Recorded], costs: Mapping[str, RoundCosts], policy: ReplayPolicy
+    batch: Sequence[Recorded], costs: Mapping[str, StageCosts], policy: ReplayPolicy
 ) -> Replayed:
     """Decode some recorded outputs side by side.
 

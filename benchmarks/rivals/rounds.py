@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.rivals.costs import Seconds, StageCosts
 from benchmarks.rivals.records import RecordedOutput
-from forerun.costs.rounds import RoundCosts, Seconds
 
 Recorded = Mapping[str, RecordedOutput]
 """One output by candidate."""
@@ -154,7 +154,7 @@ class ReplayedRequest:
 def round_seconds(
     rows: Sequence[ReplayedRequest],
     verified: Sequence[Verified],
-    costs: Mapping[str, RoundCosts],
+    costs: Mapping[str, StageCosts],
     usual: str,
 ) -> Seconds:
     """Seconds of a round by stage.

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from benchmarks.rivals.costs import StageCosts
 from benchmarks.rivals.fit import fit_costs
 from benchmarks.rivals.records import PromptTiming, RoundTiming
+from forerun.costs.table import CostTable
 from forerun.errors import ConfigError
 
 
@@ -67,3 +69,17 @@ def test_rounds_that_are_cut_to_one_token_do_not_make_short_drafts_cheaper(cut: 
 def test_nothing_timed_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rounds were timed"):
         fit_costs([])
+
+
+def test_stages_add_up() -> None:
+    def table(seconds: float) -> CostTable:
+        return CostTable.from_rows((n, 1, 0, seconds * n) for n in (1, 2))
+
+    costs = StageCosts(
+        draft=table(1.0), target=table(10.0), plain=table(100.0), verify=table(1000.0),
+        host=table(10_000.0), first_draft=0.5, prefill=(2.0, 0.25), plain_prefill=0.5,
+    )  # fmt: skip
+    three = costs.round(2, 1, 0)
+    assert (three.draft, three.target, three.verify, three.host) == (3.0, 30.0, 3000.0, 10_000.0)
+    assert costs.round(2, 1, 0, drafts=False).total == three.total - 3.0
+    assert (costs.prompt(4), costs.plain_prompt(4)) == (12.0, 6.0)

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.rivals.__main__ import main, over_drafters
 from benchmarks.rivals.budgets import FULL_ROUNDS, AdaptiveVerification, Algorithm1
+from benchmarks.rivals.costs import Seconds
 from benchmarks.rivals.engine_policies import EnginePolicy
 from benchmarks.rivals.lengths import Autotune, Goodput, MovingAverage
 from benchmarks.rivals.records import PromptTiming, Records, RoundTiming
 from benchmarks.rivals.regret import Workload, of_all, regrets, rivals, scaled, seconds_of
 from benchmarks.rivals.replay import Offer, Outcome, View, replay
 from benchmarks.rivals.rounds import DraftChoice
-from forerun.costs.rounds import Seconds
 from forerun.policies.adaptive import AdaptivePolicy
 from forerun.theory.adaptive import AdaptiveLength
 from tests.helpers.recorded import costs, output, recorded

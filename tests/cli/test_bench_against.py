@@ -83,7 +83,7 @@ def test_transformers_runs_beside(cli: Cli, tmp_path: Path) -> None:
             "--ignore-eos",
             "--json",
         ),
-        *("--dtype", "fp32", "--against", "transformers", "--peers-cache", str(tmp_path / "peers")),
+        *("--dtype", "fp32", "--against", "transformers"),
     )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)

@@ -201,20 +201,6 @@ def test_a_table_stands_in_for_a_roofline() -> None:
     )
 
 
-def test_stages_add_up() -> None:
-    def table(seconds: float) -> CostTable:
-        return CostTable.from_rows((n, 1, 0, seconds * n) for n in (1, 2))
-
-    costs = RoundCosts(
-        draft=table(1.0), target=table(10.0), plain=table(100.0), verify=table(1000.0),
-        host=table(10_000.0), first_draft=0.5, prefill=(2.0, 0.25), plain_prefill=0.5,
-    )  # fmt: skip
-    three = costs.round(2, 1, 0)
-    assert (three.draft, three.target, three.verify, three.host) == (3.0, 30.0, 3000.0, 10_000.0)
-    assert costs.round(2, 1, 0, drafts=False).total == three.total - 3.0
-    assert (costs.prompt(4), costs.plain_prompt(4)) == (12.0, 6.0)
-
-
 def test_a_draft_by_ratio_costs_that_share_of_a_plain_round() -> None:
     rounds = RoundCosts.of_models(roofline(), 0.25)
     assert rounds.drafting(1, 8, 1024) == pytest.approx(0.25 * rounds.plain_seconds(8, 1024))

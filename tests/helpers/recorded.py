@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from benchmarks.rivals.costs import StageCosts
 from benchmarks.rivals.records import RecordedOutput
-from forerun.costs.rounds import RoundCosts
 from forerun.costs.table import CostTable
 
 
@@ -31,7 +31,7 @@ def output(
     )
 
 
-def costs(draft: float = 0.1, verify: float = 0.1, first_draft: float = 0.0) -> RoundCosts:
+def costs(draft: float = 0.1, verify: float = 0.1, first_draft: float = 0.0) -> StageCosts:
     """A plain round takes 1 second, a drafted token `draft` and its verification `verify` more."""
 
     def table(*points: tuple[int, float]) -> CostTable:
@@ -39,7 +39,7 @@ def costs(draft: float = 0.1, verify: float = 0.1, first_draft: float = 0.0) -> 
             (n, batch, 0, seconds) for n, seconds in points for batch in (1, 8)
         )
 
-    return RoundCosts(
+    return StageCosts(
         draft=table((1, 0.01), (11, 0.01 + 10 * draft)),
         target=table((1, 0.9), (11, 0.9 + 10 * verify)),
         verify=table((1, 0.05)),

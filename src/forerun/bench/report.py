@@ -40,7 +40,6 @@ class BenchReport:
         exactness: of each setting; of peers nothing is known.
         peers: names of contestants that are not forerun's, with versions and settings.
         notes: what was left out, and why.
-        bytes_per_token: that a token of a single request reads, in the middle of its output; None if unknown.
     """
 
     model: str
@@ -50,7 +49,6 @@ class BenchReport:
     exactness: Mapping[str, str] = field(default_factory=dict)
     peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    bytes_per_token: float | None = None
 
     @cached_property
     def cells(self) -> list[SettingFigures]:
@@ -106,33 +104,6 @@ class BenchReport:
                 remarks.append(f"{setting} is approximate: its output is not the target's")
         return [*remarks, *self.notes]
 
-    @cached_property
-    def plain_decoding(self) -> dict[str, float]:
-        """Rates that plain runs of single requests reach; empty without such runs."""
-        sides = [row.plain for row in self.rows if row.plain is not None and row.key.batch == 1]
-        times = [gap for side in sides for gap in side.gaps]
-        if not times or self.bytes_per_token is None:
-            return {}
-        rate = 1e3 * len(times) / sum(times)
-        return {
-            "tokens_per_second": rate,
-            "bytes_per_token": round(self.bytes_per_token),
-            "gigabytes_per_second": rate * self.bytes_per_token / 1e9,
-        }
-
-    @property
-    def closeness(self) -> list[str]:
-        """A sentence on the rates of plain decoding."""
-        rates = self.plain_decoding
-        return (
-            [
-                f"plain decoding: {rates['tokens_per_second']:.0f} tokens/s after the first one, "
-                f"{rates['bytes_per_token'] / 1e6:.0f} MB a token, {rates['gigabytes_per_second']:.1f} GB/s"
-            ]
-            if rates
-            else []
-        )
-
     @property
     def beside_peers(self) -> list[str]:
         """Sentences with ratios of forerun's speed to each peer's, plain and each at its best."""
@@ -173,7 +144,6 @@ class BenchReport:
                 {**vars(verdict), "details": list(verdict.details)} for verdict in self.verdicts
             ],
             "sentences": ["; ".join([text, *details]) for text, details in self.paragraphs],
-            "plain_decoding": self.plain_decoding,
             "remarks": self.remarks,
             "exactness": dict(self.exactness),
             "peers": {name: dict(facts) for name, facts in self.peers.items()},
@@ -215,7 +185,6 @@ def result_of(report: BenchReport) -> Result:
         content=report.as_dict(),
         answers=[*defects, *advice[len(defects) :]],
         tables=tables(report),
-        endings=report.closeness,
         notes=report.remarks,
         exit_code=DEFECT_FOUND if defects else 0,
         title="forerun bench",

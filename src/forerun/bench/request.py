@@ -153,10 +153,6 @@ class BenchRequest:
     peers_python: FileName | None = Field(
         default=None, description="The interpreter that has them; this one."
     )
-    peers_cache: FileName | None = Field(
-        default=None,
-        description="The folder where models that were converted for them are kept; the user's cache.",
-    )
     records: FileName | None = option(
         default=None,
         description="Keep every measured pair there, as JSON lines, and go on from what is there already.",

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from forerun.bench.contestants import Opponents, files_of, invited
 from forerun.bench.engines import Prepared, Workshop
-from forerun.bench.forwards import forward_bytes
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest, built_in
@@ -21,7 +19,8 @@ from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Axes, Crossed, Setting, cross, likely_methods
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
-from forerun.errors import CheckpointError, ConfigError, PromptError
+from forerun.errors import ConfigError, PromptError
+from forerun.files import cache_folder
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
@@ -188,7 +187,6 @@ def measuring(
             exactness={entry.name: str(entry.engine.exactness) for entry in contestants},
             peers=opponents.facts,
             notes=[*crossed.notes, *_left_out(prepared.too_long), *opponents.notes],
-            bytes_per_token=_bytes_per_token(plain, prepared, params),
         )
         yield BenchRun(session, report, file, crossed.settings)
 
@@ -210,7 +208,7 @@ def _opponents(request: BenchRequest, workshop: Workshop, crossed: Crossed) -> I
         "precision": precision,
         "threads": threads_in_use(),
         "draft_dir": fitting[0] if fitting else None,
-        "cache_dir": request.peers_cache or str(Path.home() / ".cache" / "forerun" / "peers"),
+        "cache_dir": str(cache_folder("peers")),
     }
 
     def load(name: str) -> RemoteEngine:
@@ -218,15 +216,6 @@ def _opponents(request: BenchRequest, workshop: Workshop, crossed: Crossed) -> I
 
     with invited(request.against, load) as opponents:
         yield opponents
-
-
-def _bytes_per_token(plain: Engine, prepared: Prepared, params: SamplingParams) -> float | None:
-    lengths = [len(prompt.token_ids) for prompt in prepared.prompts]
-    middle = sum(lengths) // len(lengths) + (params.max_tokens or 1) // 2
-    try:
-        return forward_bytes(plain.target, 1, middle)
-    except CheckpointError:
-        return None  # The shape of the model is unknown.
 
 
 def _default_fact(crossed: Crossed) -> dict[str, str]:

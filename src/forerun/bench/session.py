@@ -60,7 +60,7 @@ class _Losers:
         self.dropped: set[Place] = set()
 
     def add(self, row: MeasuredPair) -> None:
-        """Add a measured row, and learn which settings lose."""
+        """Note the speed-up of a measured row."""
         if row.error is None:
             self._speedups[row.key.place].append(row.speedup)
 

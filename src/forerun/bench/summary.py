@@ -59,7 +59,7 @@ class SettingFigures:
 
     @cached_property
     def sides(self) -> list[Side]:
-        """Pairs of seconds: the setting's, and plain decoding's beside it."""
+        """Times of the setting."""
         return [row.side for row in self.rows if row.side is not None]
 
     @cached_property

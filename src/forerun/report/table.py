@@ -115,12 +115,6 @@ def speedup_cell(value: float, best: bool = False, tail: str = "") -> Cell:
     return Cell(f"{value:.2f}", mark, tail)
 
 
-def interval_text(interval: Sequence[float], digits: int = 2) -> str:
-    """An interval as text, such as `1.94–2.01`."""
-    low, high = interval
-    return f"{low:.{digits}f}–{high:.{digits}f}"
-
-
 def _cells(row: Iterable[Cell | str]) -> list[Cell]:
     return [Cell(cell) if isinstance(cell, str) else cell for cell in row]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.report.chart import Curves, Line
 from forerun.report.result import Result
-from forerun.report.table import Cell, Row, Table, interval_text, long_table, speedup_cell
+from forerun.report.table import Cell, Row, Table, long_table, speedup_cell
 from forerun.simulation.request import SimulateRequest
 from forerun.simulation.simulator import simulate_independent
 from forerun.theory.formulas import expected_tokens, speedup
@@ -92,7 +92,7 @@ def _long_table(rows: list[dict[str, Any]]) -> Table:
         "cost a token": lambda row: f"{row['cost_per_token']:.3f}",
         "formula": lambda row: speedup_cell(row["speedup"], row["best"]),
         "simulated": lambda row: speedup_cell(row["simulated_speedup"]),
-        f"{LEVEL:.0%} interval": lambda row: interval_text(row["interval"]),
+        f"{LEVEL:.0%} interval": lambda row: "{:.2f}–{:.2f}".format(*row["interval"]),
     }
     return long_table("Speed-up over plain decoding", columns, rows, ["acceptance", "cost_ratio"])
 
