@@ -75,6 +75,11 @@ Lists tokens_of(std::vector<DraftChain>& chains) {
 Lists run(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<DraftChain> chains,
           const std::vector<Rows>& probs, std::int64_t vocab, std::optional<ViewArguments> view) {
   give_probs(chains, probs, vocab);
+  const auto held = lock(cache);
+  std::vector<std::unique_lock<std::recursive_mutex>> heads;
+  for (const DraftChain& chain : chains) {
+    if (chain.head != nullptr) heads.push_back(lock(*chain.head));
+  }
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   draft_chains(decoder, cache, chains, vocab, view_of(view), pool, scratches<float>());
@@ -129,6 +134,8 @@ Lists run_head(BoundHead& head, ThreadPool& pool, const std::vector<KvCache*>& c
     chains[i].states = states[i].data();
   }
   give_probs(chains, probs, head.chains.vocab());
+  std::vector<std::unique_lock<std::recursive_mutex>> held;
+  for (const KvCache* cache : caches) held.push_back(lock(*cache));
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   head.chains.draft(caches, chains, pool, scratches<float>());
@@ -141,7 +148,13 @@ void bind_draft_chains(nb::module_& m) {
   nb::class_<DraftHead>(m, "DraftHead", "The output head for a part of a decoder's vocabulary.")
       .def(nb::init<Decoder&, std::int64_t>(), nb::arg("decoder"), nb::arg("first"),
            nb::keep_alive<1, 2>(), "Knows the decoder's first tokens.")
-      .def("add", &DraftHead::add, nb::arg("tokens"), "Make more tokens known.");
+      .def(
+          "add",
+          [](DraftHead& head, const std::vector<std::int64_t>& tokens) {
+            const auto held = lock(head);
+            head.add(tokens);
+          },
+          nb::arg("tokens"), "Make more tokens known.");
   nb::class_<DraftChain>(m, "DraftChain", "One chain to draft.")
       .def(
           "__init__",

@@ -65,6 +65,7 @@ DecoderShape shape_of(const nb::dict& v) {
   s.qkv_bias = take<bool>(v, "attention_bias");
   s.output_bias = take<bool>(v, "output_bias");
   s.mlp_bias = take<bool>(v, "mlp_bias");
+  s.sinks = take<bool>(v, "sinks");
   s.tied = take<bool>(v, "tied");
   s.learned_positions = take<bool>(v, "learned_positions");
   for (const auto& [window, rope] : take<std::vector<Layers>>(v, "each"))
@@ -141,6 +142,7 @@ void forward(Decoder& decoder, ThreadPool& pool, KvCache& cache, std::vector<std
     expect(is_shaped(*queries, {run, tokens, shape.heads * shape.head_dim}), "queries");
     call.queries = queries->data();
   }
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   decoder.forward(call, pool);
@@ -178,6 +180,7 @@ void lm_head(Decoder& decoder, ThreadPool& pool, const Array<const float, 2>& hi
 }
 
 void trim(KvCache& cache, std::int64_t row, std::int64_t length, std::optional<Layers> layers) {
+  const auto held = lock(cache);
   const Layers some = layers.value_or(Layers{0, cache.shape().layers});
   cache.trim(row, length, some.first, some.second);
 }
@@ -185,6 +188,7 @@ void trim(KvCache& cache, std::int64_t row, std::int64_t length, std::optional<L
 void read_row(const KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_t length,
               const Array<std::uint8_t, 1>& out) {
   expect(is_shaped(out, {cache.row_bytes(layer, row, length)}), "out");
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   cache.read_row(layer, row, length, out.data());
 }
@@ -192,6 +196,7 @@ void read_row(const KvCache& cache, std::int64_t layer, std::int64_t row, std::i
 void write_row(KvCache& cache, std::int64_t layer, std::int64_t row, std::int64_t length,
                const Array<const std::uint8_t, 1>& tiles) {
   expect(is_shaped(tiles, {cache.row_bytes(layer, row, length)}), "tiles");
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   cache.write_row(layer, row, length, tiles.data());
 }
@@ -201,6 +206,7 @@ void evict(KvCache& cache, ThreadPool& pool, std::int64_t row,
            const Array<const std::int64_t, 3>& slots) {
   const auto count = static_cast<std::int64_t>(slots.shape(2));
   expect(is_shaped(slots, {cache.shape().layers, cache.shape().kv_heads, count}), "slots");
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   cache.evict(row, slots.data(), count, pool);
@@ -210,6 +216,7 @@ void evict(KvCache& cache, ThreadPool& pool, std::int64_t row,
 void read(const KvCache& cache, ThreadPool& pool, std::int64_t layer, std::int64_t row, bool values,
           const Array<float, 3>& out) {
   const KvCache::Shape& shape = cache.shape();
+  const auto held = lock(cache);
   cache.check_row(row);
   expect(layer >= 0 && layer < shape.layers, "layer");
   const auto count = static_cast<std::int64_t>(out.shape(1));
@@ -289,11 +296,22 @@ void bind_model(nb::module_& m) {
            nb::arg("out").noconvert())
       .def("write_row", &write_row, nb::arg("layer"), nb::arg("row"), nb::arg("length"),
            nb::arg("tiles"))
-      .def("keep", &KvCache::keep, nb::arg("row"), nb::arg("start"), nb::arg("slots"))
+      .def(
+          "keep",
+          [](KvCache& c, std::int64_t row, std::int64_t start,
+             const std::vector<std::int64_t>& slots) {
+            const auto held = lock(c);
+            c.keep(row, start, slots);
+          },
+          nb::arg("row"), nb::arg("start"), nb::arg("slots"))
       .def("evict", &evict, nb::arg("pool"), nb::arg("row"), nb::arg("slots").noconvert(),
            "Of all slots of a row, each layer and head keeps its own.")
       .def(
-          "copy", [](const KvCache& c) { return c.copy().release(); },
+          "copy",
+          [](const KvCache& c) {
+            const auto held = lock(c);
+            return c.copy().release();
+          },
           nb::rv_policy::take_ownership, "Another cache that holds the same.")
       .def("trim", &trim, nb::arg("row"), nb::arg("length"), nb::arg("layers") = nb::none());
 

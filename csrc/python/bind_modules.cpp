@@ -170,6 +170,7 @@ void run_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache, std::vector
   const BatchRows batch = arguments.of(cache);
   const std::vector<LayerInput> inputs = inputs_of(x, arguments);
   expect(is_shaped(out, {arguments.size(), arguments.width(), layer.hidden()}), "out");
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   layer.run(batch, inputs, out.data(), pool);
@@ -181,6 +182,7 @@ void append_to_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache,
   const BatchArguments arguments(std::move(rows), positions, std::nullopt);
   const BatchRows batch = arguments.of(cache);
   expect(is_shaped(x, {arguments.size(), arguments.width(), layer.cols()}), "x");
+  const auto held = lock(cache);
   const nb::gil_scoped_release released;
   const Forward forward(pool);
   layer.append(batch, x.data(), pool);

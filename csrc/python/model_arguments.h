@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -19,6 +20,7 @@
 #include "forerun/activation.h"
 #include "forerun/batch_rows.h"
 #include "forerun/cpu_level.h"
+#include "forerun/kv_cache.h"
 
 namespace forerun::cpu {
 
@@ -39,6 +41,17 @@ bool is_shaped(const Array<T, dimensions>& array, const std::int64_t (&shape)[di
       return false;
   }
   return true;
+}
+
+// The lock of a cache or a draft head, taken without the interpreter's: a forward on another thread
+// ends without that.
+template <class T>
+std::unique_lock<std::recursive_mutex> lock(const T& used) {
+  std::unique_lock held(used.mutex(), std::try_to_lock);
+  if (held) return held;
+  const nb::gil_scoped_release released;
+  held.lock();
+  return held;
 }
 
 // Sinks, window, whether codes are read coarsely, and blocks.
@@ -65,6 +78,7 @@ inline Activation activation_named(const std::string& name) {
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "gelu_erf") return Activation::gelu_erf;
   if (name == "relu") return Activation::relu;
+  if (name == "clamped_swiglu") return Activation::clamped_swiglu;
   throw std::invalid_argument("no activation " + name);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "float_mode.h"
+#include "vector/lanes.h"
 
 namespace forerun::cpu {
 namespace {
@@ -260,7 +261,14 @@ void Attention::write(const AttentionCall& call, const Columns& columns, float* 
     const std::int64_t head = columns.head * group + column % group;
     const ColumnSums sums = tiles_.sums_of(merged, i);
     float* out = call.out + (mask.first_token + column / group) * shape_.heads * d + head * d;
-    tiles_.ops().scale(sums.values, 1.0f / *sums.lanes, d, out);
+    float factor = 1.0f / *sums.lanes;
+    if (call.sinks != nullptr) {
+      const float sink = call.sinks[head];
+      const float top = sink > *sums.top ? sink : *sums.top;
+      const float seen = falling_exponential(*sums.top - top);
+      factor = seen / (*sums.lanes * seen + falling_exponential(sink - top));
+    }
+    tiles_.ops().scale(sums.values, factor, d, out);
   }
 }
 

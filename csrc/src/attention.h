@@ -19,6 +19,8 @@ struct AttentionCall {
   const float* queries = nullptr;  // [tokens, stride], a token's heads side by side, rotated
   std::int64_t stride = 0;
   float* out = nullptr;  // [tokens, heads * head_dim]
+  // [heads] or null: scores of a value of zeros that all tokens see, taken in last.
+  const float* sinks = nullptr;
 };
 
 // The result for a token depends on its query and on the keys and values of its path alone, bit for

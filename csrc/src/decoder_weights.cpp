@@ -99,8 +99,10 @@ void DecoderWeights::check() const {
       throw std::invalid_argument("a layer has a rotary embedding that is not there");
   }
   if (shape.experts < 0 || shape.experts > (1 << 20) || shape.experts_used > shape.experts ||
-      (shape.experts > 0 && (shape.experts_used < 1 || shape.mlp_bias)))
-    throw std::invalid_argument("a token goes through one or more of all experts, without biases");
+      (shape.experts > 0 && shape.experts_used < 1))
+    throw std::invalid_argument("a token goes through one or more of all experts");
+  if (shape.activation == Activation::clamped_swiglu && !shape.gated)
+    throw std::invalid_argument("the activation is a gate, and the MLP has none");
   if (shape.parallel && !(shape.norm_before && !shape.norm_after))
     throw std::invalid_argument("attention and MLP beside each other need a norm before them");
 }
@@ -137,13 +139,18 @@ void DecoderWeights::make_layer(DecoderLayer& layer, const LayerShape& each) {
   attention.k_norm.resize(size_if(normed, (whole ? shape.kv_heads : 1) * shape.head_dim));
   attention.qkv.bias.resize(size_if(shape.qkv_bias, shape.qkv_rows()));
   attention.output.bias.resize(size_if(shape.output_bias, shape.hidden));
+  attention.sinks.resize(size_if(shape.sinks, shape.heads));
   layer.mlp.activation = shape.activation;
   layer.mlp.gated = shape.gated;
   layer.experts.each.assign(static_cast<std::size_t>(shape.experts), layer.mlp);
   layer.experts.used = shape.experts_used;
   layer.experts.norm_topk = shape.norm_topk;
-  layer.mlp.up.bias.resize(size_if(shape.mlp_bias, shape.up_rows()));
-  layer.mlp.down.bias.resize(size_if(shape.mlp_bias, shape.hidden));
+  const bool dense = shape.experts == 0;
+  layer.mlp.up.bias.resize(size_if(shape.mlp_bias && dense, shape.up_rows()));
+  layer.mlp.down.bias.resize(size_if(shape.mlp_bias && dense, shape.hidden));
+  layer.experts.router.bias.resize(size_if(shape.mlp_bias, shape.experts));
+  layer.experts.up_bias.resize(size_if(shape.mlp_bias, shape.experts * shape.up_rows()));
+  layer.experts.down_bias.resize(size_if(shape.mlp_bias, shape.experts * shape.hidden));
 }
 
 void DecoderWeights::make_vectors() {
@@ -236,13 +243,15 @@ void append(NamedWeight& weight, DecoderLayer& layer, Linear Mlp::* part) {
 
 NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
   SelfAttention& attention = layer.attention;
-  Mlp& mlp = layer.mlp;
+  Experts& experts = layer.experts;
+  std::vector<float>& up_bias = experts.each.empty() ? layer.mlp.up.bias : experts.up_bias;
+  std::vector<float>& down_bias = experts.each.empty() ? layer.mlp.down.bias : experts.down_bias;
   NamedWeight matrix;
   if (rest == "qkv.weight") append(matrix, attention.qkv);
   if (rest == "output.weight") append(matrix, attention.output);
   if (rest == "gate_up.weight" || rest == "up.weight") append(matrix, layer, &Mlp::up);
   if (rest == "down.weight") append(matrix, layer, &Mlp::down);
-  if (rest == "router.weight" && !layer.experts.each.empty()) append(matrix, layer.experts.router);
+  if (rest == "router.weight" && !experts.each.empty()) append(matrix, experts.router);
   if (!matrix.parts.empty()) return matrix;
   const std::pair<const char*, std::vector<float>*> vectors[] = {
       {"input_norm.weight", &layer.input_norm.weight},
@@ -257,9 +266,11 @@ NamedWeight weight_in(DecoderLayer& layer, const std::string& rest) {
       {"k_norm.weight", &attention.k_norm},
       {"qkv.bias", &attention.qkv.bias},
       {"output.bias", &attention.output.bias},
-      {"gate_up.bias", &mlp.up.bias},
-      {"up.bias", &mlp.up.bias},
-      {"down.bias", &mlp.down.bias}};
+      {"sinks.weight", &attention.sinks},
+      {"router.bias", &experts.router.bias},
+      {"gate_up.bias", &up_bias},
+      {"up.bias", &up_bias},
+      {"down.bias", &down_bias}};
   for (const auto& [name, vector] : vectors) {
     if (rest == name && !vector->empty()) return {{}, nullptr, vector};
   }

@@ -107,6 +107,20 @@ void Experts::multiply(LayerRun& run, Linear Mlp::* part, const float* x, bool o
   linear(products, stride, run.pool, {nullptr, false, nullptr, gate});
 }
 
+// y [routes, rows] += the bias of each route's expert, where there are any.
+void Experts::add_biases(LayerRun& run, const std::vector<float>& biases, std::int64_t rows,
+                         float* y) const {
+  if (biases.empty()) return;
+  const std::vector<std::int64_t>& begin = run.space.experts.begin;
+  const VectorOps& ops = vector_ops(run.space.limit);
+  run.pool.for_ranges(begin.back(), grain(begin.back(), rows, run.pool), [&](const Range& r) {
+    for (std::int64_t i = r.begin; i < r.end; ++i) {
+      const auto expert = std::upper_bound(begin.begin(), begin.end(), i) - begin.begin() - 1;
+      ops.add(biases.data() + expert * rows, rows, y + i * rows);
+    }
+  });
+}
+
 void Experts::run(LayerRun& run, const float* x, float* y, bool accumulate) const {
   ExpertSpace& space = run.space.experts;
   const Mlp& first = each.front();
@@ -119,18 +133,21 @@ void Experts::run(LayerRun& run, const float* x, float* y, bool accumulate) cons
   space.inner.reserve(routes * size);
   space.out.reserve(routes * hidden);
   // All or none: what formats a matrix has differs by layer.
-  const bool at_once = std::all_of(each.begin(), each.end(), [&](const Mlp& expert) {
-    return expert.gate(run.space.limit) != nullptr;
-  });
+  const bool at_once =
+      up_bias.empty() && std::all_of(each.begin(), each.end(), [&](const Mlp& expert) {
+        return expert.gate(run.space.limit) != nullptr;
+      });
   if (at_once) {
     multiply(run, &Mlp::up, x, true, space.inner.data(), first.gate(run.space.limit));
   } else {
     space.up.reserve(routes * first.up.rows());
     multiply(run, &Mlp::up, x, true, space.up.data(), nullptr);
+    add_biases(run, up_bias, first.up.rows(), space.up.data());
     activate(first.activation, first.gated, space.up.data(), routes, size, space.inner.data(),
              run.space.limit, run.pool);
   }
   multiply(run, &Mlp::down, space.inner.data(), false, space.out.data(), nullptr);
+  add_biases(run, down_bias, hidden, space.out.data());
   run.pool.for_ranges(tokens, grain(tokens, used * hidden, run.pool), [&](const Range& r) {
     for (std::int64_t i = r.begin; i < r.end; ++i) {
       const auto out = [&](std::int64_t k) {

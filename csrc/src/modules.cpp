@@ -295,6 +295,8 @@ void LayerModule::append(const BatchRows& batch, const float* x, ThreadPool& poo
 
 void run_activation(Activation activation, bool gated, const float* x, std::int64_t tokens,
                     std::int64_t size, float* y, Level limit, ThreadPool& pool) {
+  if (activation == Activation::clamped_swiglu && !gated)
+    throw std::invalid_argument("the activation is a gate and takes twice as many values");
   const FloatMode mode(FloatMode::Subnormals::ieee);
   activate(activation, gated, x, tokens, size, y, limit, pool);
 }

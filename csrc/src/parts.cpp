@@ -151,6 +151,7 @@ void activate(Activation activation, bool gated, const float* x, std::int64_t to
         case Activation::gelu_tanh: ops.gelu_tanh(in, size, out); break;
         case Activation::gelu_erf: ops.gelu_erf(in, size, out); break;
         case Activation::relu: ops.relu(in, size, out); break;
+        case Activation::clamped_swiglu: ops.clamped_swiglu(in, in + size, size, out); continue;
       }
       if (gated) ops.multiply(in + size, size, out);
     }
@@ -214,8 +215,13 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   Attention& attention = *space.attention;
   attention.plan(run.tokens, run.cache, layer_view(run.tokens.view));
   norm_whole(run);
-  const AttentionCall call = {&run.cache,       index,      layer_view(run.tokens.view),
-                              space.qkv.data(), qkv_rows(), space.mixed.data()};
+  const AttentionCall call = {&run.cache,
+                              index,
+                              layer_view(run.tokens.view),
+                              space.qkv.data(),
+                              qkv_rows(),
+                              space.mixed.data(),
+                              sinks.empty() ? nullptr : sinks.data()};
   if (attention.whole_heads()) {
     run.pool.for_ranges(attention.items(), 1, [&](const Range& r) {
       for (std::int64_t i = r.begin; i < r.end; ++i) {
@@ -287,8 +293,10 @@ void SelfAttention::prepare_head(LayerRun& run, std::int64_t index, std::int64_t
 
 Gate Mlp::gate(Level limit) const {
   if (!gated || !up.more.empty() || down.matrix.shape().cols % kBlockRows != 0) return nullptr;
-  if (activation == Activation::silu) return vector_ops(limit).silu_mul;
-  return activation == Activation::gelu_tanh ? vector_ops(limit).gelu_tanh_mul : nullptr;
+  const VectorOps& ops = vector_ops(limit);
+  if (activation == Activation::silu) return ops.silu_mul;
+  if (activation == Activation::clamped_swiglu) return ops.clamped_swiglu;
+  return activation == Activation::gelu_tanh ? ops.gelu_tanh_mul : nullptr;
 }
 
 // The inner values for x, packed for `down`.

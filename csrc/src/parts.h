@@ -135,6 +135,7 @@ struct SelfAttention {
   Linear qkv;
   // [head_dim], or of all heads together, or empty
   std::vector<float> q_norm, k_norm;
+  std::vector<float> sinks;  // [heads] or empty: scores of a value of zeros that all tokens see
   Linear output;
 
   std::int64_t qkv_rows() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
@@ -179,6 +180,7 @@ struct Experts {
   std::vector<Mlp> each;
   std::int64_t used = 1;   // by each token: those of the largest products, of equals the first
   bool norm_topk = false;  // whether the weights of those that are used sum to one
+  std::vector<float> up_bias, down_bias;  // [experts, rows of the matrix], or empty
 
   // y = the output for x, [tokens, hidden] both, or += it.
   void run(LayerRun& run, const float* x, float* y, bool accumulate) const;
@@ -188,6 +190,8 @@ struct Experts {
   void route(LayerRun& run, const float* x) const;
   void multiply(LayerRun& run, Linear Mlp::* part, const float* x, bool of_tokens, float* y,
                 Gate gate) const;
+  void add_biases(LayerRun& run, const std::vector<float>& biases, std::int64_t rows,
+                  float* y) const;
 };
 
 // x += residual_scale * norm(attention(norm(x))), then the same with the MLP. A norm without

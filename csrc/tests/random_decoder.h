@@ -47,8 +47,8 @@ inline DecoderShape random_shape(Random& random) {
   // Every other one a size that a cache of codes can have.
   s.head_dim = coin(random) ? 2 * between(random, 1, 20) : 16 * between(random, 1, 5);
   s.max_context = 700;
-  s.activation = static_cast<Activation>(between(random, 0, 3));
   s.gated = coin(random);
+  s.activation = static_cast<Activation>(between(random, 0, s.gated ? 4 : 3));
   s.layer_norm = coin(random);
   s.norm_before = coin(random);
   s.norm_after = coin(random);
@@ -59,7 +59,8 @@ inline DecoderShape random_shape(Random& random) {
   s.experts = coin(random) ? between(random, 1, 9) : 0;
   s.experts_used = std::min<std::int64_t>(s.experts, between(random, 1, 4));
   s.norm_topk = coin(random);
-  s.mlp_bias = s.experts == 0 && coin(random);
+  s.mlp_bias = coin(random);
+  s.sinks = coin(random);
   s.tied = coin(random);
   s.learned_positions = coin(random);
   for (std::int64_t k = between(random, 0, 2); k > 0; --k) {
@@ -124,12 +125,14 @@ inline std::unique_ptr<Decoder> random_decoder(const DecoderShape& s, Level leve
     put(s.qkv_bias, at + "qkv.bias", s.qkv_rows(), 1);
     put(true, at + "output.weight", s.hidden, s.heads * s.head_dim);
     put(s.output_bias, at + "output.bias", s.hidden, 1);
+    put(s.sinks, at + "sinks.weight", s.heads, 1);
     const std::int64_t mlps = std::max<std::int64_t>(s.experts, 1);
     put(s.experts > 0, at + "router.weight", s.experts, s.hidden);
     put(true, at + "gate_up.weight", mlps * s.up_rows(), s.hidden);
-    put(s.mlp_bias, at + "gate_up.bias", s.up_rows(), 1);
+    put(s.mlp_bias && s.experts > 0, at + "router.bias", s.experts, 1);
+    put(s.mlp_bias, at + "gate_up.bias", mlps * s.up_rows(), 1);
     put(true, at + "down.weight", mlps * s.hidden, s.intermediate);
-    put(s.mlp_bias, at + "down.bias", s.hidden, 1);
+    put(s.mlp_bias, at + "down.bias", mlps * s.hidden, 1);
   }
   return decoder;
 }

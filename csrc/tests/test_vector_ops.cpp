@@ -1,4 +1,5 @@
 // Vector operations against double precision, and all levels against each other: bit for bit.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -55,6 +56,12 @@ void check_curves(const VectorOps& ops) {
     // exp(-2u) / (1 + exp(-2u)) keeps the small values that 1 + tanh(u) loses.
     const double u = 0.79788456080286536 * (v + 0.044715 * v * v * v);
     if (u > -5.0) near(v / (1.0 + std::exp(-2.0 * u)), y[i], 3e-6, "gelu");
+  }
+  ops.clamped_swiglu(x.data(), x.data(), n, y.data());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double g = std::min(x[i], 7.0f);
+    const double u = std::max(std::min(x[i], 7.0f), -7.0f);
+    if (g > -50.0) near(g / (1.0 + std::exp(-1.702 * g)) * (u + 1.0), y[i], 1e-5, "swiglu");
   }
   ops.soft_cap(x.data(), 30.0f, n, y.data());
   for (std::size_t i = 0; i < x.size(); ++i)
@@ -117,6 +124,8 @@ void check_levels(Random& random, std::int64_t n) {
   check_same("gelu_tanh", n, [&](const VectorOps& o, float* y) { o.gelu_tanh(a, n, y); });
   check_same("gelu_tanh_mul", n,
              [&](const VectorOps& o, float* y) { o.gelu_tanh_mul(a, b, n, y); });
+  check_same("clamped_swiglu", n,
+             [&](const VectorOps& o, float* y) { o.clamped_swiglu(a, b, n, y); });
   check_same("soft_cap", n, [&](const VectorOps& o, float* y) { o.soft_cap(a, 3.0f, n, y); });
   check_same("rotate_pairs", n, [&](const VectorOps& o, float* y) {
     std::memcpy(y, a, static_cast<std::size_t>(n) * sizeof(float));

@@ -35,6 +35,19 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 64,
     },
     "gemma3": {"sliding_window": 3, "num_hidden_layers": 7, "query_pre_attn_scalar": 64},
+    "gpt-oss": {
+        "intermediate_size": 256,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "truncate": False,
+        },
+    },
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,
@@ -111,7 +124,7 @@ def write_model(
     architecture = _ARCHITECTURES.get(family, family)
     more_values = OTHERS.get(family, {})
     own = {**SIZES, **more_values, **sizes, "tie_word_embeddings": tied}
-    kinds = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+    kinds = {"gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}
     config = AutoConfig.for_model(kinds.get(family, family), **own)
     if family == "mistral":
         config = AutoConfig.for_model("llama", **own)
@@ -123,14 +136,15 @@ def write_model(
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     _describe(writer, config, architecture, {**keys, **(metadata or {})}, without)
-    arch = next(arch for arch in gguf.MODEL_ARCH if arch.name.lower() == architecture)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for index, (key, weight) in enumerate(_single(model.state_dict())):
+    for index, (key, weight) in enumerate(_single(model.state_dict(), architecture)):
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name in without or (tied and key == "lm_head.weight"):
             continue
         values = _arranged(key, weight, config, architecture).numpy()
-        own = Kind.F32 if values.ndim == 1 else kind(name) if callable(kind) else kind
+        vector = values.ndim == 1 or name.endswith(".bias")
+        own = Kind.F32 if vector else kind(name) if callable(kind) else kind
         writer.add_tensor(name, stored(values, own, index), raw_dtype=own)
     for name, values in (more or {}).items():
         writer.add_tensor(name, values)
@@ -141,14 +155,27 @@ def write_model(
     return config
 
 
-def _single(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _single(
+    tensors: Mapping[str, torch.Tensor], architecture: str
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Matrices under the names that the package knows: gate and up of experts apart."""
     for key, weight in tensors.items():
-        if key.endswith("experts.gate_up_proj"):
+        if architecture == "gpt-oss" and ".experts." in key:
+            yield from experts_apart(key, weight)
+        elif key.endswith("experts.gate_up_proj"):
             for name, half in zip(("gate", "up"), weight.chunk(2, dim=1), strict=True):
                 yield f"{key.removesuffix('gate_up_proj')}{name}_proj.weight", half
         else:
             yield key if key.endswith((".weight", ".bias")) else f"{key}.weight", weight
+
+
+def experts_apart(key: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stacks of gpt-oss as llama.cpp has them: [experts, outputs, inputs]; rows of gate and up take turns."""
+    whole, ending = (weight, "bias") if key.endswith("_bias") else (weight.mT, "weight")
+    prefix, name = key.removesuffix("_bias").rsplit(".", 1)
+    halves = {"gate_proj": whole[:, ::2], "up_proj": whole[:, 1::2]}
+    for part, rows in (halves if name == "gate_up_proj" else {name: whole}).items():
+        yield f"{prefix}.{part}.{ending}", rows.contiguous()
 
 
 def read_by_transformers(path: Path, config: Any) -> Any:
@@ -190,6 +217,7 @@ def _describe(
         f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{arch}.rope.freq_base": float(_rope(config)["rope_theta"]),
         f"{arch}.vocab_size": config.vocab_size,
+        **_scaling(config, arch),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         **_vocabulary(config.vocab_size),
@@ -211,6 +239,16 @@ def _describe(
 
 def _rope(config: Any) -> Any:
     return config.rope_parameters.get("full_attention", config.rope_parameters)
+
+
+def _scaling(config: Any, arch: str) -> dict[str, Any]:
+    names = {
+        "rope_type": "type",
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context_length",
+    }
+    rope = _rope(config) if arch == "gpt-oss" else {}
+    return {f"{arch}.rope.scaling.{key}": rope[name] for name, key in names.items() if name in rope}
 
 
 def _vocabulary(size: int) -> dict[str, Any]:

@@ -57,6 +57,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere2": ("cohere2", {"sliding_window": 3, "layer_types": [_S, _F, _S], "logit_scale": 0.5}),
     "glm4": ("glm4", {"head_dim": 12, "pad_token_id": 1}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 3,
+            "rope_parameters": {"rope_type": "yarn", "truncate": False, **_SCALED},
+        },
+    ),
     "granite": (
         "granite",
         {

@@ -14,6 +14,7 @@ from forerun.models import Checkpoint, describe
 from forerun.models.architecture import native, read_architecture
 from forerun.models.layouts import layout_of
 from forerun.models.sources import TensorSource, read_weights
+from tests.helpers.gguf_files import experts_apart
 from tests.helpers.published_configs import PUBLISHED
 from tests.helpers.tiny_models import NATIVE, tiny_config, tiny_model
 
@@ -33,7 +34,14 @@ def published_state(model: Any) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = model.state_dict()
     if hasattr(model.config, "num_experts_per_tok"):
         state = revert_weight_conversion(model, state)
-    return state
+    if model.config.model_type != "gpt_oss":
+        return state
+    single: dict[str, torch.Tensor] = {}
+    for key, tensor in state.items():
+        for name, stack in experts_apart(key, tensor) if ".experts." in key else ():
+            ahead, behind = name.split(".experts.")
+            single |= {f"{ahead}.experts.{n}.{behind}": part for n, part in enumerate(stack)}
+    return {key: tensor for key, tensor in state.items() if ".experts." not in key} | single
 
 
 def meta_shapes(config: Any) -> dict[str, tuple[int, ...]]:

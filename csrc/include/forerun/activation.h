@@ -3,6 +3,7 @@
 
 namespace forerun::cpu {
 
-enum class Activation { silu, gelu_tanh, gelu_erf, relu };
+// clamped_swiglu is a gate alone (VectorOps::clamped_swiglu).
+enum class Activation { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu };
 
 }  // namespace forerun::cpu

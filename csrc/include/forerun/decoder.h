@@ -69,7 +69,8 @@ struct DecoderShape {
   HeadNorm query_key_norm = HeadNorm::none;  // of each head, or of all together
   bool qkv_bias = false;
   bool output_bias = false;
-  bool mlp_bias = false;
+  bool mlp_bias = false;           // of experts: of their router too
+  bool sinks = false;              // scores by head of a value of zeros that all tokens see
   bool tied = false;               // the head is the embedding
   bool learned_positions = false;  // added to the embedding
   std::vector<LayerShape> each;    // by layer

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "forerun/buffer.h"
@@ -23,6 +24,9 @@ class DraftHead {
   // adds nothing; std::bad_alloc.
   void add(const std::vector<std::int64_t>& tokens);
 
+  // Held while a forward uses the head.
+  std::recursive_mutex& mutex() const { return mutex_; }
+
   // How many tokens are known.
   std::int64_t size() const { return first_ + static_cast<std::int64_t>(added_.size()); }
 
@@ -36,6 +40,7 @@ class DraftHead {
   void run_added(const float* normed, float* logits, ThreadPool& pool);
   void reserve(std::int64_t rows);
 
+  mutable std::recursive_mutex mutex_;
   Decoder& decoder_;
   std::int64_t first_;
   std::vector<std::int64_t> added_;  // in the order of their rows

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "forerun/buffer.h"
@@ -54,6 +55,9 @@ class KvCache {
   // Throws std::invalid_argument for sizes below 1, another precision or heads that no group
   // divides, std::bad_alloc.
   explicit KvCache(const Shape& shape);
+
+  // Held while a forward or a copy uses the cache: what another thread calls then waits.
+  std::recursive_mutex& mutex() const { return mutex_; }
 
   const Shape& shape() const { return shape_; }
   std::size_t bytes() const { return memory_.size() + means_.size(); }
@@ -179,6 +183,7 @@ class KvCache {
   void copy_coded_slot(const std::uint8_t* source, std::int64_t from, std::uint8_t* target,
                        std::int64_t to) const;
 
+  mutable std::recursive_mutex mutex_;
   Shape shape_;
   std::int64_t group_ = 0;
   std::int64_t segments_ = 0;  // of a row

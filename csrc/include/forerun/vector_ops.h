@@ -34,6 +34,8 @@ struct VectorOps {
   void (*gelu_erf)(const float* x, std::int64_t n, float* y);
   // y = gelu(gate) * up, the tanh form
   void (*gelu_tanh_mul)(const float* gate, const float* up, std::int64_t n, float* y);
+  // y = g sigmoid(1.702 g) (u + 1), g being at most 7 and u in [-7, 7]
+  void (*clamped_swiglu)(const float* gate, const float* up, std::int64_t n, float* y);
   // y = max(x, 0)
   void (*relu)(const float* x, std::int64_t n, float* y);
   // One head in place: halves a, b become a cos - b sin, b cos + a sin.

@@ -53,6 +53,15 @@ void gelu_erf(const float* x, std::int64_t n, float* y) {
     y[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.707106781f));
 }
 
+void clamped_swiglu(const float* gate, const float* up, std::int64_t n, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
+    const float below = up[i] > 7.0f ? 7.0f : up[i];
+    const float u = below < -7.0f ? -7.0f : below;
+    y[i] = g * sigmoid(1.702f * g) * (u + 1.0f);
+  }
+}
+
 void relu(const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] > 0.0f ? x[i] : 0.0f;
 }
@@ -176,10 +185,10 @@ Digits split_weights(const float* weights, const std::uint16_t* scales, ColumnDi
 
 const VectorSet& FORERUN_VECTOR_SET() {
   static const VectorSet set = {
-      {rms_norm,        layer_norm,    silu_mul, silu,         gelu_tanh,
-       gelu_erf,        gelu_tanh_mul, relu,     rotate,       rotate_pairs,
-       multiply,        add,           scale,    soft_cap,     blend,
-       weights_to_bf16, softmax_piece, turn,     split_digits, split_weights},
+      {rms_norm,      layer_norm,     silu_mul,     silu,   gelu_tanh,       gelu_erf,
+       gelu_tanh_mul, clamped_swiglu, relu,         rotate, rotate_pairs,    multiply,
+       add,           scale,          soft_cap,     blend,  weights_to_bf16, softmax_piece,
+       turn,          split_digits,   split_weights},
       {pack_token_fp32, pack_token_bf16, pack_token_grouped<4, 128>, pack_token_grouped<8, 8>,
        pack_token_grouped<4, 0>, pack_token_grouped<8, 0>, pack_token_grouped<8, 0>,
        pack_token_grouped<8, 0>, pack_token_grouped<4, 32>, pack_token_grouped<4, 16>},

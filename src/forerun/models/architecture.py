@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from forerun.costs.shapes import ModelShape
 from forerun.errors import CheckpointError, ConfigError
-from forerun.models.families import FAMILIES, Family
+from forerun.models.families import CLAMPED_SWIGLU, FAMILIES, Family
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -49,6 +49,8 @@ class Architecture(ModelShape):
             (`whole`); empty for none.
         attention_bias: True if the query, key and value projections have a bias.
         output_bias: True if the attention's output projection has a bias.
+        mlp_bias: True if the MLP has biases; experts then have them, and their router.
+        sinks: True if each head has a score of its own for a value of zeros that all tokens see.
         attention_scale: factor on attention scores; 0 for 1 / sqrt(head_dim).
         score_cap, logit_cap: bound c of attention scores and logits, by c tanh(x / c); 0 for none.
         embedding_scale, residual_scale, logit_scale: factors on embeddings, on what attention and MLP
@@ -76,6 +78,7 @@ class Architecture(ModelShape):
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    sinks: bool = False
     attention_scale: float = 0.0
     score_cap: float = 0.0
     logit_cap: float = 0.0
@@ -91,17 +94,28 @@ class Architecture(ModelShape):
         return self.experts_per_token / self.num_experts if routed else 1.0
 
 
+LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers by transformers' names whose tokens see a part of the text before them."""
+
+
+def is_causal(config: Any) -> bool:
+    """False if a config of transformers lets tokens see later ones."""
+    return getattr(config, "is_causal", True) is not False
+
+
 def native(config: Any) -> bool:
     """True if a config of transformers describes a model that runs on forerun's own decoder."""
     family = FAMILIES.get(config.model_type)
-    if family is None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    odd = config.is_heterogeneous or kinds - LAYER_KINDS or not is_causal(config)
+    if family is None or odd:
         return False
     if any(getattr(config, key, None) not in values for key, values in family.only.items()):
         return False
     fields = {"activation": getattr(config, "hidden_act", None), **family.read(config)}
     ropes = {kind for kind in fields.get("ropes", ("",)) if kind is not None}
     known = all(_runs_rope(family, rope_parameters(config, kind)) for kind in ropes)
-    return known and fields["activation"] in ACTIVATIONS
+    return known and fields["activation"] in (*ACTIVATIONS, CLAMPED_SWIGLU)
 
 
 def _runs_rope(family: Family, parameters: Mapping[str, Any]) -> bool:
@@ -137,6 +151,13 @@ def read_architecture(config: Any) -> Architecture:
         raise CheckpointError(
             f"head_dim is {values['head_dim']}; it must be even, so that pairs of numbers are rotated."
         )
+    for kind in {kind for kind in values["ropes"] if kind is not None}:
+        share = rope_parameters(config, kind).get("partial_rotary_factor") or 1
+        if int(values["head_dim"] * share) % 2:
+            raise CheckpointError(
+                f"partial_rotary_factor is {share}; of {values['head_dim']} numbers of a head it must "
+                "leave pairs, which are rotated."
+            )
     if not len(values["windows"]) == len(values["ropes"]) == layers:
         raise CheckpointError(
             f"layer_types or no_rope_layers do not list {layers} layers; num_hidden_layers says so."

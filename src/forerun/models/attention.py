@@ -12,6 +12,7 @@ from torch.nn import functional
 from forerun.contracts import AttentionShape
 from forerun.kv_cache import Appending
 from forerun.models.block_choice import BlockChoice, Chosen
+from forerun.models.families import SWIGLU_ALPHA, SWIGLU_LIMIT
 from forerun.models.rope import Rotation, rotate
 
 CacheParts = Mapping[str, tuple[Tensor, Tensor | None]]
@@ -107,6 +108,7 @@ def attend_apart(
     scale: float,
     chosen: Chosen | None = None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of query [B, heads, n, d] over several separate parts of the cache, read in place.
 
@@ -117,6 +119,7 @@ def attend_apart(
         scale: factor on the scores.
         chosen: slots that each token reads besides.
         cap: bound c of the scores, by c tanh(x / c); 0 for none.
+        sinks: scores [heads] of values of zeros that all tokens see.
 
     Returns:
         [B, n, heads * d].
@@ -128,11 +131,14 @@ def attend_apart(
         scores[-1] = scores[-1] + mask.repeat(1, 1, folded.shape[2] // width, 1)
     if chosen is not None:
         scores.append(soft_cap(chosen.scores(folded), cap))
+    if sinks is not None:
+        of_groups = sinks.view(1, folded.shape[1], -1, 1).repeat_interleave(width, 2)
+        scores.append(of_groups.expand(batch, -1, -1, -1))
     weights = torch.cat(scores, dim=-1).softmax(dim=-1)
     shares = torch.split(weights, [part.shape[-1] for part in scores], dim=-1)
     mixes = [share @ values for share, (_, values) in zip(shares, parts, strict=False)]
     if chosen is not None:
-        mixes.append(chosen.mix(shares[-1]))
+        mixes.append(chosen.mix(shares[len(parts)]))
     mixed = torch.stack(mixes).sum(0)
     return mixed.reshape(batch, heads, width, size).transpose(1, 2).reshape(batch, width, -1)
 
@@ -182,7 +188,7 @@ class AttentionStep:
     ) -> Tensor:
         """Self-attention of one layer on normed hidden states [B, n, hidden_size].
 
-        Its parts are `qkv`, `output` and, if present, `q_norm` and `k_norm`.
+        Its parts are `qkv`, `output` and, if present, `q_norm`, `k_norm` and `sinks`.
         """
         fused = functional.linear(hidden, *parts["qkv"])
         heads = fused.view(*fused.shape[:2], -1, shape.head_dim)
@@ -197,10 +203,13 @@ class AttentionStep:
             query, key = rotate(query, rotation), rotate(key, rotation)
         self.appending.write(layer, key, value)
         query = self.appending.turned(query)
-        mixed = self._mix(layer, shape, query)
+        sinks = parts["sinks"][0] if "sinks" in parts else None
+        mixed = self._mix(layer, shape, query, sinks)
         return functional.linear(mixed, *parts["output"])
 
-    def _mix(self, layer: int, shape: AttentionShape, query: Tensor) -> Tensor:
+    def _mix(
+        self, layer: int, shape: AttentionShape, query: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """Values that queries [B, heads, n, d] attend to, [B, n, heads * d]."""
         visible, scale = self.visible[shape.window], shape.scale or shape.head_dim**-0.5
         parts_read = [self.appending.read(layer, visible.first)]
@@ -209,14 +218,14 @@ class AttentionStep:
         chosen = (
             None if visible.choice is None else visible.choice.read(self.appending, layer, query)
         )
-        if chosen is None and not visible.sinks and not shape.score_cap:
+        if chosen is None and sinks is None and not visible.sinks and not shape.score_cap:
             return attend(query, *parts_read[0], visible, scale)
         mask = visible.mask
         if visible.causal:
             width = query.shape[2]
             mask = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
             mask = mask.triu(1)[None, None]
-        return attend_apart(query, parts_read, mask, scale, chosen, shape.score_cap)
+        return attend_apart(query, parts_read, mask, scale, chosen, shape.score_cap, sinks)
 
 
 def _norm_heads(heads: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -252,3 +261,10 @@ def apply_gate(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """The function of the first half of [..., 2n], times the second half."""
     gate, up = hidden.chunk(2, dim=-1)
     return function(gate) * up
+
+
+def clamped_swiglu(hidden: Tensor) -> Tensor:
+    """The gated activation of gpt-oss, of [..., 2n]: see `forerun.models.families.CLAMPED_SWIGLU`."""
+    gate, up = hidden.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * (SWIGLU_ALPHA * gate).sigmoid() * (up + 1)

@@ -41,6 +41,7 @@ from forerun.models.sources import (
     read_weights,
     with_own_head,
 )
+from forerun.models.stacked import taken_apart
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
 from forerun.models.zoo import PACKAGED, is_packaged
@@ -269,8 +270,9 @@ class Checkpoint:
 
     def _refuse_quantized(self) -> None:
         settings = getattr(self.config, "quantization_config", None)
-        if settings is not None:
-            method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        # Of gpt-oss, whose experts are published in no other form.
+        if settings is not None and (self.config.model_type, method) != ("gpt_oss", "mxfp4"):
             raise UnsupportedModelError(
                 f"{self.name} is quantized ({method}), which is not read; load the original "
                 "checkpoint, with --dtype int8 or int4 to run it quantized, or a GGUF file of it."
@@ -287,7 +289,7 @@ def load_model(
 ) -> CausalLM:
     """Load a language model for plain or speculative decoding.
 
-    Llama, Mistral, Qwen2, Qwen3 and GPT-2 run on forerun's own decoder, on a CPU with compiled
+    The families of `forerun.models.families` run on forerun's own decoder, on a CPU with compiled
     kernels. Any other model that transformers knows and whose cache can be cropped runs on an
     adapter.
 
@@ -338,7 +340,7 @@ def model_from_tensors(
         )
     check_config(config, name)
     stored = next(iter(tensors.values())).dtype if tensors else None
-    source = TensorSource(tensors, name)
+    source = taken_apart(TensorSource(tensors, name))
     run = resolve(Placement(dtype, device, backend), stored)
     return build(with_own_head(read_architecture(config), source), source, run, name)
 

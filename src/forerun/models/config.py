@@ -105,9 +105,8 @@ class DecoderConfig(SimpleNamespace):
             CheckpointError: for a number of layers that no model has, and a hidden size that does not
                 divide among the heads, naming the file.
         """
+        check_layers(where, values.get("num_hidden_layers"))
         with _in_file(where):
-            layers = values.get("num_hidden_layers")
-            check("num_hidden_layers", layers, int, ge=1, le=MOST_LAYERS)
             config = cls(model_type, **values)
             _check_numbers(partial(getattr, config))
             if not hasattr(config, "head_dim") and config.hidden_size % config.num_attention_heads:
@@ -120,6 +119,16 @@ class DecoderConfig(SimpleNamespace):
     def get_text_config(self) -> DecoderConfig:
         """Itself, which is the config of a text model."""
         return self
+
+
+def check_layers(where: Path | str, layers: object) -> None:
+    """Refuse a number of layers that no model has, before anything is made for each of them.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    with _in_file(where):
+        check("num_hidden_layers", layers, int, ge=1, le=MOST_LAYERS)
 
 
 def as_transformers(config: Any) -> Any:

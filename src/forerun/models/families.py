@@ -14,12 +14,16 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 """Families with Llama's tensors and layers, of which heads and trained draft models are made."""
 
+CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT = "clamped_swiglu", 1.702, 7.0
+"""Gate g sigmoid(alpha g) (u + 1), with g at most the limit and u within it on both sides."""
+
 _LLAMA = {
     "embedding": "model.embed_tokens",
     "layers": "model.layers",
     "norm": "model.norm",
     "input_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
+    "sinks": "self_attn.sinks",
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
@@ -38,6 +42,10 @@ _GPT2 = {
     "output": "attn.c_proj",
     "up": "mlp.c_fc",
     "down": "mlp.c_proj",
+}
+_EXPERTS = {
+    "gate_up": "mlp.experts.{0}.gate_proj mlp.experts.{0}.up_proj",
+    "down": "mlp.experts.{0}.down_proj",
 }
 _TWO_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -81,9 +89,14 @@ def sliding_window(config: Any) -> int | None:
     Raises:
         CheckpointError: for a window outside [1, 2**30]: libraries disagree on the meaning of 0.
     """
-    window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if window is None or (kinds and "sliding_attention" not in kinds):
+    if kinds and "sliding_attention" not in kinds:
+        return None
+    return _checked(getattr(config, "sliding_window", None))
+
+
+def _checked(window: Any) -> int | None:
+    if window is None:
         return None
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**30:
         raise CheckpointError(
@@ -99,8 +112,9 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 
 
 def _one_window(config: Any) -> tuple[int | None, ...]:
+    """One window for all layers, for families that go by no `layer_types`."""
     layers: int = config.num_hidden_layers
-    return (sliding_window(config),) * layers
+    return (_checked(config.sliding_window),) * layers
 
 
 def _biases(config: Any) -> dict[str, Any]:
@@ -203,8 +217,18 @@ def _experts(config: Any) -> dict[str, Any]:
     return {
         "num_experts": count,
         "experts_per_token": config.num_experts_per_tok,
-        "norm_topk_prob": getattr(config, "norm_topk_prob", True),
+        "norm_topk_prob": config.norm_topk_prob if config.model_type == "qwen3_moe" else True,
         "windows": _one_window(config),
+    }
+
+
+def _gpt_oss(config: Any) -> dict[str, Any]:
+    return {
+        **_biases(config),
+        **_experts(config),
+        "activation": CLAMPED_SWIGLU,
+        "windows": _windows(config),
+        **dict.fromkeys(("sinks", "mlp_bias"), True),
     }
 
 
@@ -256,6 +280,11 @@ FAMILIES: dict[str, Family] = {
         },
         transposed=True,
     ),
+    "gpt_oss": Family(
+        _gpt_oss,
+        names={"router": "mlp.router", **_EXPERTS},
+        only={"swiglu_alpha": (SWIGLU_ALPHA,), "swiglu_limit": (SWIGLU_LIMIT,)},
+    ),
     "granite": Family(_granite),
     "llama": Family(_llama),
     "ministral": Family(lambda config: {"windows": _windows(config)}),
@@ -294,11 +323,7 @@ FAMILIES: dict[str, Family] = {
             "intermediate_size": config.moe_intermediate_size,
             "query_key_norm": "head",
         },
-        names={
-            "router": "mlp.gate",
-            "gate_up": "mlp.experts.{0}.gate_proj mlp.experts.{0}.up_proj",
-            "down": "mlp.experts.{0}.down_proj",
-        },
+        names={"router": "mlp.gate", **_EXPERTS},
         only={"decoder_sparse_step": (1,), "mlp_only_layers": (None, [])},
     ),
     "smollm3": Family(

@@ -17,12 +17,11 @@ from forerun.contracts import Ability
 from forerun.core import Batch, Exactness, ForwardOutput, Tree
 from forerun.errors import CacheError, CheckpointError, ConfigError, UnsupportedModelError
 from forerun.kv_cache import held_before
+from forerun.models.architecture import LAYER_KINDS, is_causal
 from forerun.models.config import one_line
 from forerun.models.hf_cache import HFCache, Operation, find_head, probe
 from forerun.models.layers import check_view
 from forerun.models.placement import DeviceMemory, dtype_name
-
-_OPEN_MASKS = frozenset({"full_attention", "sliding_attention"})
 
 
 class HFModel:
@@ -281,6 +280,8 @@ def _obstacle(config: Any) -> str | None:
                 "is a model of more than text, whose text part transformers does not run by itself"
             )
         return "is not a causal language model of transformers"
+    if not is_causal(config):
+        return "lets tokens see later ones, which are not known when a text is written"
     model_class: Any = KNOWN[type(config)]
     if getattr(model_class, "_is_stateful", False):
         return "is recurrent, wholly or in some layers; its state cannot be rolled back"
@@ -292,7 +293,7 @@ def _obstacle(config: Any) -> str | None:
     except Exception as error:
         # transformers may raise any exception for a config that none of its plain caches fits.
         return f"has a cache of its own kind ({one_line(error)}), which cannot be rolled back"
-    odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - _OPEN_MASKS))
+    odd = sorted((layers - {"DynamicLayer", "DynamicSlidingWindowLayer"}) | (kinds - LAYER_KINDS))
     return f"has layers whose cache cannot be rolled back: {odd}" if odd else None
 
 

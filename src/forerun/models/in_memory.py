@@ -17,7 +17,8 @@ from forerun.models.config import check_config, check_end_tokens, sampling_defau
 from forerun.models.hf import HFModel, refuse_unsupported
 from forerun.models.hub import Location
 from forerun.models.placement import Placement, RunConfig, dtype_name, resolve, with_kv_dtype
-from forerun.models.sources import TensorSource, with_own_head
+from forerun.models.sources import Source, TensorSource, with_own_head
+from forerun.models.stacked import taken_apart
 
 
 def is_model(value: Any) -> bool:
@@ -66,14 +67,14 @@ class StoredInMemory:
     def architecture(self, config: Any) -> Architecture:
         return with_own_head(read_architecture(config), self.source(config))
 
-    def source(self, config: Any) -> TensorSource:
+    def source(self, config: Any) -> Source:
         from transformers.core_model_loading import revert_weight_conversion
 
         # Experts are stacked in memory, and single matrices in files.
         tensors = self._model.state_dict()
         if getattr(config, "num_experts_per_tok", None):
             tensors = revert_weight_conversion(self._model, tensors)
-        return TensorSource(tensors, self._name)
+        return taken_apart(TensorSource(tensors, self._name))
 
     def dtype(self, config: Any) -> torch.dtype | None:
         dtype: torch.dtype = self._model.dtype

@@ -119,6 +119,12 @@ def _layer(shape: Architecture, ours: str, theirs: str) -> Iterator[Fused]:
     if shape.num_experts:
         router = f"{theirs}.{names['router']}.weight"
         yield _whole(f"{ours}.router.weight", router, shape.num_experts, hidden)
+        if shape.mlp_bias:
+            yield _whole(
+                f"{ours}.router.bias", f"{theirs}.{names['router']}.bias", shape.num_experts
+            )
+    if shape.sinks:
+        yield _whole(f"{ours}.sinks.weight", f"{theirs}.{names['sinks']}", shape.num_heads)
     up = ("gate_up", (inner, inner)) if shape.gated else ("up", (inner,))
     for name, rows, width, bias in (
         ("qkv", (queries, keys, keys), hidden, shape.attention_bias),

@@ -12,6 +12,7 @@ from forerun.models.config import read_config, read_end_tokens, read_sampling_de
 from forerun.models.gguf.stored import StoredGguf
 from forerun.models.hub import Location
 from forerun.models.sources import SafetensorsSource, Source, has_weights, with_own_head
+from forerun.models.stacked import taken_apart
 from forerun.models.tokenizer import has_tokenizer, read_tokenizer
 
 
@@ -90,7 +91,7 @@ class StoredDirectory:
         return with_own_head(shape, self.source(config)) if here else shape
 
     def source(self, config: Any) -> Source:
-        return SafetensorsSource(self._directory)
+        return taken_apart(SafetensorsSource(self._directory))
 
     def dtype(self, config: Any) -> torch.dtype | None:
         if config.dtype is not None or not has_weights(self._directory):

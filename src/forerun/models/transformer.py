@@ -21,10 +21,12 @@ from forerun.models.attention import (
     AttentionStep,
     CacheParts,
     apply_gate,
+    clamped_swiglu,
     norm,
     soft_cap,
     visibility,
 )
+from forerun.models.families import CLAMPED_SWIGLU
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.placement import DeviceMemory, dtype_name
 from forerun.models.rope import Rotation, mean_rotated, rotary_tables
@@ -58,7 +60,11 @@ class Transformer:
             for name, weight in weights.items()
             if name.startswith("layers.")
         )
-        self._activation = ACTIVATIONS[shape.activation]
+        self._gate = (
+            clamped_swiglu
+            if shape.activation == CLAMPED_SWIGLU
+            else partial(apply_gate, ACTIVATIONS[shape.activation])
+        )
         self._layers = [_parts(weights, f"layers.{index}.") for index in range(shape.num_layers)]
         self._positions = weights.get("positions.weight")
         self._rotary = rotary_tables(shape, self.dtype, self.device)
@@ -183,9 +189,9 @@ class Transformer:
 
     def _mlp(self, parts: CacheParts, read: Tensor) -> Tensor:
         if "up" in parts:
-            inner = self._activation(functional.linear(read, *parts["up"]))
+            inner = ACTIVATIONS[self.shape.activation](functional.linear(read, *parts["up"]))
         else:
-            inner = apply_gate(self._activation, functional.linear(read, *parts["gate_up"]))
+            inner = self._gate(functional.linear(read, *parts["gate_up"]))
         return functional.linear(inner, *parts["down"])
 
     def _routed(self, parts: CacheParts, read: Tensor) -> Tensor:
@@ -195,13 +201,12 @@ class Transformer:
         weights, chosen = probs.topk(shape.experts_per_token)
         if shape.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
-        up = parts["gate_up"][0].view(shape.num_experts, -1, states.shape[1])
-        down = parts["down"][0].view(shape.num_experts, states.shape[1], -1)
+        up, down = (_by_expert(parts[name], shape.num_experts) for name in ("gate_up", "down"))
         made = torch.zeros_like(states)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = (chosen == expert).nonzero(as_tuple=True)
-            inner = apply_gate(self._activation, functional.linear(states[rows], up[expert]))
-            out = functional.linear(inner, down[expert]) * weights[rows, places, None]
+            inner = self._gate(functional.linear(states[rows], *up[expert]))
+            out = functional.linear(inner, *down[expert]) * weights[rows, places, None]
             made.index_add_(0, rows, out.to(made.dtype))
         return made.view_as(read)
 
@@ -240,6 +245,15 @@ def _parts(weights: Mapping[str, Tensor], prefix: str) -> CacheParts:
             name = key.removesuffix(".weight")
             parts[name.removeprefix(prefix)] = (weight, weights.get(f"{name}.bias"))
     return parts
+
+
+def _by_expert(
+    part: tuple[Tensor, Tensor | None], experts: int
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of each expert, from those of all, stacked."""
+    weight, bias = part
+    biases = [None] * experts if bias is None else bias.chunk(experts)
+    return list(zip(weight.chunk(experts), biases, strict=True))
 
 
 def _last(hidden: Tensor, batch: Batch) -> Tensor:

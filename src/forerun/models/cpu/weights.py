@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from forerun.models.architecture import Architecture
+from forerun.models.families import CLAMPED_SWIGLU
 from forerun.models.layouts import Fused, Published, layout_of
 from forerun.models.rope import frequencies
 from forerun.models.sources import CodedSource, Source
@@ -25,6 +26,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    CLAMPED_SWIGLU: CLAMPED_SWIGLU,
 }
 
 

@@ -1,6 +1,6 @@
 """Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
-Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are held exactly,
+Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4 are held exactly,
 and so are Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. All other blocks are
 quantized again, to 8 bits.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
-from gguf.quants import Q4_K, dequantize
+from gguf.quants import MXFP4, Q4_K, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -73,6 +73,8 @@ def _is_read(kind: Kind) -> bool:
 GROUP = 32
 
 _Bytes = NDArray[np.uint8]
+# Of numbers in fp16.
+_LEAST_POWER, _MOST_POWER = -24, 15
 _ZEROS = {"int4": 8, "int8": 128}
 """The code of weight zero in formats without an offset."""
 
@@ -158,6 +160,16 @@ def precision_of(kind: Kind, cols: int) -> str:
     """The precision on the kernels of rows of `cols` weights of a type."""
     precision = _PRECISIONS.get(kind, "int8")
     return "int8" if precision == "q5_0" and cols % (2 * GROUP) else precision
+
+
+def _mxfp4(rows: _Bytes) -> Groups:
+    exponents, nibbles = _fields(rows, 1, 16)
+    powers = exponents[..., 0].astype(np.int32) - 128
+    # Beyond fp16's powers of two, weights are next to nothing or enormous.
+    if powers.min() < _LEAST_POWER or powers.max() > _MOST_POWER:
+        return _quantized(values_of(rows, Kind.MXFP4).numpy())
+    codes = np.array(MXFP4.kvalues, np.int16)[_nibbles(nibbles)] + 128
+    return Groups("int8", codes.astype(np.uint8), np.ldexp(np.float16(1), powers))
 
 
 def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
@@ -272,6 +284,7 @@ _SPLIT: dict[Kind, Callable[[_Bytes], Groups | SuperBlocks]] = {
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
     Kind.Q6_K: _q6_k,
+    Kind.MXFP4: _mxfp4,
 }
 _PRECISIONS: dict[Kind, str] = {
     Kind.F32: "fp32",

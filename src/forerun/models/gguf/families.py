@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.models.families import SWIGLU_ALPHA, SWIGLU_LIMIT
+
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -78,6 +80,17 @@ def _granite(keys: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(keys: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "intermediate_size": keys.get("expert_feed_forward_length", values["intermediate_size"]),
+        "layer_types": _layer_types(keys, values["num_hidden_layers"], 2),
+        "sliding_window": keys["attention.sliding_window"],
+        "rope_parameters": {**values["rope_parameters"], "truncate": False},
+        "swiglu_alpha": SWIGLU_ALPHA,
+        "swiglu_limit": SWIGLU_LIMIT,
+    }
+
+
 def _smollm3(_: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     layers = range(1, values["num_hidden_layers"] + 1)
     return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers]}
@@ -96,6 +109,7 @@ def _qwen3moe(keys: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
 FAMILIES = {
     "gemma2": GgufFamily("gemma2", _gemma2),
     "gemma3": GgufFamily("gemma3_text", _gemma3),
+    "gpt-oss": GgufFamily("", _gpt_oss, experts="gpt_oss"),
     "granite": GgufFamily("granite", _granite, pairs=True),
     "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
     "qwen2": GgufFamily("qwen2"),

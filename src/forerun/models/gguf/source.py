@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, get_tensor_name_map
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -128,10 +128,13 @@ _name_map = cache(get_tensor_name_map)
 def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict[str, str]:
     """Names in the file by published key."""
     family = header.metadata["general.architecture"]
-    arch = next(arch for arch in MODEL_ARCH if arch.name.lower() == family)
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == family)
     table = _name_map(arch, shape.num_layers)
     names = {
-        key: table.get_name(_EXPERT.sub(".experts.", key), try_suffixes=_ENDINGS)
+        key: table.get_name(
+            _EXPERT.sub(".experts.", key if key.endswith(_ENDINGS) else f"{key}.weight"),
+            try_suffixes=_ENDINGS,
+        )
         for key in layout.published
     }
     return {key: name for key, name in names.items() if name is not None}
@@ -140,7 +143,8 @@ def _gguf_names(header: GgufHeader, layout: Layout, shape: Architecture) -> dict
 def _part(tensor: StoredTensor, key: str, experts: int) -> StoredTensor:
     """The part of a tensor that a published key stands for: of all experts' matrices that of one."""
     expert = _EXPERT.search(key)
-    if expert is None or len(tensor.shape) != 3 or tensor.shape[0] != experts:
+    dimensions = 2 if key.endswith(".bias") else 3
+    if expert is None or len(tensor.shape) != dimensions or tensor.shape[0] != experts:
         return tensor
     start = tensor.start + int(expert[1]) * tensor.nbytes // experts
     return replace(tensor, shape=tensor.shape[1:], start=start)

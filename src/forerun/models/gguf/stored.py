@@ -15,7 +15,13 @@ from gguf import GGMLQuantizationType
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.files import printable
 from forerun.models.architecture import Architecture, read_architecture
-from forerun.models.config import DecoderConfig, check_config, one_line, sampling_defaults
+from forerun.models.config import (
+    DecoderConfig,
+    check_config,
+    check_layers,
+    one_line,
+    sampling_defaults,
+)
 from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import GgufSource, frequency_factors
@@ -41,7 +47,14 @@ _NAMES = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
 }
-_ROTATED = "rope.dimension_count"
+# These say what tensors show, or what no model of a family that is read goes by.
+_HARMLESS = (
+    *("vocab_size", "tensor_data_layout", "rope.scale_linear", "attention.layer_norm_epsilon"),
+    *("attention.sliding_window", "expert_weights_norm", "expert_feed_forward_length"),
+)
+# Values with which a number that is not read changes nothing, where they are not 0 or 1.
+_NEUTRAL = {"attention.causal": (True,)}
+_SCALING = "rope.scaling."
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
 _YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 _ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned", *_YARN.values())
@@ -69,28 +82,60 @@ def read_gguf_config(header: GgufHeader) -> Any:
     if family != "qwen2":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    values |= _own_values(path, family, metadata, values)
+    check_layers(path, values["num_hidden_layers"])
+    own = _Keys(family, metadata)
+    values |= _own_values(path, family, own, values)
     known = FAMILIES[family]
     kind = known.experts if values.get("num_experts") else known.model_type
     config = DecoderConfig.of(path, kind, values)
     check_config(config, path)
-    _check_rotated(path, metadata.get(f"{family}.{_ROTATED}"), read_architecture(config).head_dim)
+    _check_heads(path, own, read_architecture(config).head_dim)
+    _refuse_unread(path, family, own)
     return config
 
 
-def _own_values(
-    path: Path, family: str, metadata: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, Any]:
+class _Keys(dict[str, Any]):
+    """Numbers of an architecture by their keys without its name, and those that have been asked for."""
+
+    def __init__(self, family: str, metadata: Mapping[str, Any]) -> None:
+        prefix = f"{family}."
+        super().__init__(
+            (k.removeprefix(prefix), v) for k, v in metadata.items() if k.startswith(prefix)
+        )
+        self.read = {*_NAMES, *_HARMLESS, *(_SCALING + key for key in _ROPE_KEYS)}
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def _own_values(path: Path, family: str, own: _Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the config that only this architecture has."""
-    prefix = f"{family}."
-    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
     try:
-        return FAMILIES[family].values(keys, values)
+        return FAMILIES[family].values(own, values)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
             f"{path} lacks a number of {family} models, or holds a wrong one ({one_line(error)}); "
             "download it again."
         ) from None
+
+
+def _refuse_unread(path: Path, family: str, own: _Keys) -> None:
+    """Refuse a number that may change a forward and that nothing here has read.
+
+    Raises:
+        UnsupportedModelError: naming the key.
+    """
+    for key, value in own.items():
+        if key not in own.read and value not in _NEUTRAL.get(key, (0, 1, "", [])):
+            raise UnsupportedModelError(
+                f"{path} sets {printable(family)}.{printable(key)} to {shown(value)}, which is not read. "
+                "Take the original checkpoint in safetensors."
+            )
 
 
 def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,12 +153,18 @@ def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _check_rotated(path: Path, rotated: Any, head_dim: int) -> None:
-    """Refuse a model that rotates only a part of each head."""
+def _check_heads(path: Path, own: _Keys, head_dim: int) -> None:
+    """Refuse a model that rotates only a part of each head, or whose values are longer than its keys."""
+    rotated, size = own.get("rope.dimension_count"), own.get("attention.value_length")
     if rotated not in (None, head_dim):
         raise UnsupportedModelError(
             f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; only models that "
             "rotate all of them are read. Take the original checkpoint in safetensors."
+        )
+    if size not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{path} has heads of {head_dim} numbers a key and {shown(size)} a value, which is not read. "
+            "Take the original checkpoint in safetensors."
         )
 
 
@@ -153,7 +204,7 @@ def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any
     Raises:
         UnsupportedModelError: for a kind or a number that is not read.
     """
-    prefix = f"{family}.rope.scaling."
+    prefix = f"{family}.{_SCALING}"
     kind = metadata.get(f"{prefix}type", "linear")
     if not isinstance(kind, str) or kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
