@@ -153,7 +153,7 @@ class Case {
     for (const LayerShape& layer : shape_.each)
       if (layer.window != 0) return;
     const View view = std::exchange(view_, View{});
-    const auto cache = std::make_unique<KvCache>(make_cache(1));
+    const std::unique_ptr<KvCache> cache(new KvCache(make_cache(1)));
     const auto length = static_cast<std::int64_t>(text_.size());
     run(*cache, 0, text_, count_from(0, length), pool());
     evict(*cache, between(random_, 1, length));

@@ -21,6 +21,7 @@ from tests.helpers.kernel_models import model, needs_kernels
 
 pytestmark = needs_kernels
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
+EXPERTS = ("mixtral", "gpt_oss")
 PROMPTS = [[5, 6, 7, 5, 6], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 SAMPLERS = {
     "greedy": forerun.SamplingParams(temperature=0, max_tokens=40),
@@ -52,7 +53,14 @@ def plain(engine: forerun.Engine, prompt: object, params: forerun.SamplingParams
 
 @pytest.mark.parametrize(
     ("name", "precision", "drafter", "rows"),
-    covering(["mistral", "qwen3", "gpt2"], PRECISIONS, ["draft_model", "ngram"], [1, 3]),
+    [
+        *covering(["mistral", "qwen3", "gpt2"], PRECISIONS, ["draft_model", "ngram"], [1, 3]),
+        *(
+            (name, precision, "draft_model", 3)
+            for name in EXPERTS
+            for precision in ("int8", "int4")
+        ),
+    ],
 )
 def test_speculation_changes_nothing(name: str, precision: str, drafter: str, rows: int) -> None:
     engine = make(name, precision, drafter, rows)

@@ -84,6 +84,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "mixtral",
         _sizes(40, 48, 4, 2, vocab_size=59, num_local_experts=5, num_experts_per_tok=2),
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        _sizes(
+            52, 44, 6, 2, vocab_size=57, head_dim=20, sliding_window=7, num_local_experts=6,
+            num_experts_per_tok=3,
+        ),
+    ),
     "gpt2": (
         "gpt2",
         {"vocab_size": 41, "n_positions": CONTEXT, "n_embd": 33, "n_layer": 3, "n_head": 3},

@@ -185,13 +185,14 @@ def test_types_may_be_mixed_also_in_one_product(tmp_path: Path) -> None:
     assert error_of(path, "auto") < 6 * error_of(path, "bf16", "torch")
 
 
+@needs_kernels
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q5_0, mixed])
 def test_speculation_changes_nothing(kind: Any, tied: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, kind=kind, tied=tied)
     config = forerun.SpeculativeConfig(method="prediction", policy="fixed")
-    engine = forerun.load(str(path), config)
+    engine = forerun.load(str(path), config, backend="kernels")
     usual = forerun.SamplingParams(max_tokens=40, ignore_eos=True)
     for params in (replace(usual, temperature=0.0), replace(usual, seed=5)):
         plain = [event.token_id for event in engine.stream_plain(TEXT, params)]
