@@ -39,9 +39,10 @@ def run(
     token_ids: Sequence[int],
     stop: tuple[str, ...] = (),
     sizes: Sequence[int] = (1,),
+    marks: tuple[str, ...] = (),
 ) -> tuple[list[str], TextStream]:
     """Commit the tokens, so many at once in turns; a piece for each token."""
-    stream, start = TextStream(Decoder(tokenizer), stop), 0
+    stream, start = TextStream(Decoder(tokenizer, marks), stop, marks), 0
     pieces: list[str] = []
     while start < len(token_ids) and not stream.state.stopped:
         chunk = token_ids[start : start + sizes[start % len(sizes)]]
@@ -138,6 +139,27 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     pieces, stream = run(Bytes(), b"xENyEND", ("END",))
     assert pieces == ["x", "", "", "ENy", "", "", ""]
     assert stream.text == "xENy"
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_behind_a_mark_no_stop_string_counts(sizes: list[int]) -> None:
+    for text, left in (
+        ("a CALL END EN", "a CALL END EN"),
+        ("an END CALL", "an "),
+        ("CAL END", "CAL "),
+    ):
+        pieces, stream = run(Bytes(), text.encode(), ("END", "NEVER"), sizes, ("CALL",))
+        assert "".join(pieces) == stream.text == left
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_that_are_marks_stay_in_the_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    mark, *others = tokenizer.all_special_tokens
+    ids = [tokenizer.convert_tokens_to_ids(one) for one in (mark, *others, mark)]
+    token_ids = [*ids, *tokenizer.encode("é a", add_special_tokens=False)]
+    assert "".join(run(tokenizer, token_ids, marks=(mark,))[0]).startswith(mark + mark)
+    assert mark not in "".join(run(tokenizer, token_ids)[0])
 
 
 def test_a_preview_changes_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.server.answers import Blocks, Split, Thinking, ToolCallPart
+from forerun.server.answers import Blocks, Part, Piece, Thinking
 from forerun.server.state import TokenNames
 from tests.helpers.made_tokenizers import TOKENIZERS
 from tests.helpers.served import USER, client, served_engine, state_of
@@ -18,9 +18,14 @@ WHOLE = "\n<think>\nfirst, a < b </thin\n\nthen\n</think>\n\nthe answer </think>
 
 def split(text: str, cuts: list[int], opened: bool) -> tuple[str, str]:
     splitter, ends = Thinking(opened), sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
-    parts = [splitter(text[a:b], False) for a, b in zip([0, *ends], ends, strict=False)]
-    parts.append(splitter("", True))
-    return "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
+    parts = [
+        one for a, b in zip([0, *ends], ends, strict=False) for one in splitter(text[a:b], False)
+    ]
+    parts += splitter("", True)
+    found = {"reasoning": "", "text": ""}
+    for part in parts:
+        found[part.kind] += part.text
+    return found["reasoning"], found["text"]
 
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=20), opened=st.booleans())
@@ -73,12 +78,11 @@ def test_bytes_of_tokens_join_to_the_text(name: str) -> None:
     assert b"".join(names(token)[1] for token in token_ids).decode().strip() == text
 
 
-def test_a_call_that_ends_together_with_later_text_stays_whole() -> None:
-    blocks = Blocks()
-    named = ToolCallPart(0, "{", "id", "weather")
-    for split in (
-        Split(tool_calls=[named]),
-        Split(text="Done", tool_calls=[ToolCallPart(0, arguments="}")]),
-    ):
-        list(blocks.add(split))
-    assert [(block.kind, block.text) for block in blocks.all] == [("call", "{}"), ("text", "Done")]
+def test_blocks_stand_in_the_order_of_the_text() -> None:
+    """Also where a round ends a call, and holds a whole one between two texts."""
+    blocks, begun = Blocks(), Part("call", "{", 0, "id", "weather")
+    whole = (Part("call", "", 1, "id2", "now"), Part("call", "{}", 1))
+    for parts in ([begun], [Part("call", "}"), Part("text", "a"), *whole, Part("text", "b")]):
+        list(blocks.add(Piece(0, parts, ())))
+    found = [(block.first.kind, block.text) for block in blocks.all]
+    assert found == [("call", "{}"), ("text", "a"), ("call", "{}"), ("text", "b")]

@@ -122,6 +122,8 @@ def test_a_response_is_the_answer_of_chat(served: Client, thinking: Client) -> N
             events = list(stream)
         assert events[-1].type == "response.incomplete"
         last = events[-1].response
+        done = [one.item.status for one in events if one.type == "response.output_item.done"]
+        assert done == [item.status for item in last.output] == ["incomplete"]
         assert last.output_text == found.output_text
         numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
         assert numbers == sorted({*numbers})

@@ -76,15 +76,16 @@ def read(name: str, text: str, cuts: list[int]) -> tuple[str, list[list[Any]]]:
     found, calls = "", list[list[Any]]()
     cut = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     for place, new in enumerate(cut):
-        rest, parts = reader(new, place == len(cut) - 1)
-        found += rest
-        for part in parts:
+        for part in reader(new, place == len(cut) - 1):
+            if part.kind == "text":
+                found += part.text
+                continue
             assert part.index in (len(calls) - 1, len(calls))
             if part.index == len(calls):
                 assert part.name is not None
                 assert part.call_id
                 calls.append([part.name, ""])
-            calls[part.index][1] += part.arguments
+            calls[part.index][1] += part.text
     return found, [[called, json.loads(arguments)] for called, arguments in calls]
 
 
@@ -162,7 +163,7 @@ CASES = {case.name: case for case in DRAFTERS}
     ],
 )
 def test_forced_calls_are_those_of_plain_decoding(name: str, drafter: str, thinks: bool) -> None:
-    """With thoughts before them, several at once, or cut by a stop string."""
+    """With thoughts before them, several at once, or with what would be a stop string in text."""
     template = template_of(name, thinks)
     with client(state_of(byte_engine(CASES[drafter], template, 1024))) as one:
         bias: dict[str, Any] = {}
@@ -173,12 +174,14 @@ def test_forced_calls_are_those_of_plain_decoding(name: str, drafter: str, think
         choice = called(one, tool_choice=named, **bias)
         assert choice["finish_reason"] == "tool_calls"
         (call,) = choice["message"]["tool_calls"]
-        assert call["function"]["name"] == "get_weather"
+        wanted = call["function"]
+        assert wanted["name"] == "get_weather"
         assert {*json.loads(call["function"]["arguments"])} == {*WEATHER["properties"]}  # type: ignore[misc]
         choice = called(one, tool_choice="required", parallel_tool_calls=False, **bias)
         (call,) = choice["message"]["tool_calls"]
         json.loads(call["function"]["arguments"])
-        called(one, tool_choice=named, stop="unit", **bias)
+        stopped = called(one, tool_choice=named, stop=["unit", "days"], **bias)
+        assert stopped["message"]["tool_calls"][0]["function"] == wanted
         for call in called(one, tool_choice="required", **bias)["message"]["tool_calls"][:-1]:
             json.loads(call["function"]["arguments"])
 

@@ -124,18 +124,22 @@ class Engine:
         speculative: bool = True,
         hints: Hints = NO_HINTS,
         prompt_logprobs: int | None = None,
+        marks: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> int:
         """Queue a request and return its id; it starts when a row is free.
 
         `step` returns its tokens; `completion` returns its result once and forgets it. With
         `prompt_logprobs` it holds the log probability of each prompt token but the first, with so
-        many alternatives; all of the prompt is run for that.
+        many alternatives; all of the prompt is run for that. `marks` begin what is not prose, such as
+        tool calls: behind one, stop strings do not count, and special tokens among them stay in the text.
 
         Raises:
             ForerunError: as `generate` does for a bad prompt or bad parameters.
         """
-        running = self._take(prompt, params, sampling, speculative, hints, prompt_logprobs)
+        running = self._take(
+            prompt, params, sampling, speculative, hints, prompt_logprobs, tuple(marks)
+        )
         return self._added.add(running)
 
     def step(self) -> list[TokenEvent]:
@@ -375,7 +379,8 @@ class Engine:
         speculative: bool,
         hints: Hints = NO_HINTS,
         prompt_logprobs: int | None = None,
+        marks: tuple[str, ...] = (),
     ) -> Running:
         complete = self._intake.params_of(params, sampling)
         with self._scheduler.alone():
-            return self._intake.take(prompt, complete, speculative, hints, prompt_logprobs)
+            return self._intake.take(prompt, complete, speculative, hints, prompt_logprobs, marks)

@@ -52,6 +52,7 @@ class Intake:
     def __post_init__(self) -> None:
         self.prompts = PromptReader(self.tokenizer, self.target.vocab_size)
         self._decoder = None if self.tokenizer is None else Decoder(self.tokenizer)
+        self._decoders: dict[tuple[str, ...], Decoder | None] = {(): self._decoder}
 
     def take(
         self,
@@ -60,6 +61,7 @@ class Intake:
         speculative: bool,
         hints: Hints = NO_HINTS,
         prompt_logprobs: int | None = None,
+        marks: tuple[str, ...] = (),
     ) -> Running:
         """Make a request.
 
@@ -99,10 +101,16 @@ class Intake:
         return Running(
             request=request,
             token_limit=min(params.max_tokens or room, room),
-            stream=TextStream(self._decoder, params.stop),
+            stream=TextStream(self._decoder_with(marks), params.stop, marks),
             stats=Stats(prompt_tokens=len(token_ids)),
             num_prompt_logprobs=check("prompt_logprobs", prompt_logprobs, int | None, ge=0),
         )
+
+    def _decoder_with(self, marks: tuple[str, ...]) -> Decoder | None:
+        """The decoder that keeps the special tokens among some marks."""
+        if self.tokenizer is not None and marks not in self._decoders:
+            self._decoders[marks] = Decoder(self.tokenizer, marks)
+        return self._decoders.get(marks)
 
     def _fresh_seed(self) -> int:
         seed: int = check("a seed of the source", self.next_seed(), int)

@@ -35,6 +35,7 @@ class Decoder:
 
     Args:
         tokenizer: the tokenizer.
+        kept: texts of special tokens that stay in the text.
 
     Attributes:
         decode: the text of tokens. For one token at a time, the code of transformers around its fast
@@ -44,19 +45,21 @@ class Decoder:
         special: ids of the tokens that never occur in text, by name.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Sequence[str] = ()) -> None:
         self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
         cleans_up = getattr(tokenizer, "clean_up_tokenization_spaces", True)
-        self.decode: Callable[[Sequence[int]], str]
-        if self._fast is None or cleans_up:
-            self.decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        else:
-            self.decode = partial(self._fast.decode, skip_special_tokens=True)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special = {token.content: number for number, token in added.items() if token.special}
+        skipped = {number for text, number in self.special.items() if text not in kept}
+        keeps = len(skipped) < len(self.special)
+        source = tokenizer if self._fast is None or cleans_up else self._fast
+        decode = partial(source.decode, skip_special_tokens=not keeps)
+        self.decode: Callable[[Sequence[int]], str] = decode
+        if keeps or source is tokenizer:
+            self.decode = lambda ids: decode([one for one in ids if one not in skipped])
         kind = type(getattr(self._fast, "decoder", None)).__name__
         self.joins = kind == "ByteLevel" and not cleans_up
         self.num_chars = lru_cache(2**14)(lambda ids: len(self.decode(ids)))
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        self.special = {token.content: number for number, token in added.items() if token.special}
 
     def is_byte(self, token_id: int) -> bool:
         """True for a token that is one byte of a missing character, such as `<0xE6>`."""
@@ -75,6 +78,7 @@ class TextState:
         known: number of characters that `context` alone decodes to.
         held: tokens after those, whose text could still change.
         stopped: a stop string is complete.
+        marked: a mark has come, behind which stop strings do not count.
     """
 
     text: str = ""
@@ -83,6 +87,7 @@ class TextState:
     known: int = 0
     held: tuple[int, ...] = ()
     stopped: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,14 @@ class TextStream:
     Args:
         decoder: None makes no text.
         stop: strings at which the text ends; they are not part of it.
+        marks: strings behind which it does not, for what follows is not prose but a tool call.
     """
 
-    def __init__(self, decoder: Decoder | None, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decoder: Decoder | None, stop: Sequence[str] = (), marks: Sequence[str] = ()
+    ) -> None:
         self.state = TextState()
-        self._stop = tuple(stop)
+        self._stop, self._marks = tuple(stop), tuple(marks) if stop else ()
         self._longest_stop = max(map(len, self._stop), default=0)
         self._decoder = decoder
 
@@ -141,34 +149,31 @@ class TextStream:
         if decoder is None:
             return Preview(("",) * len(token_ids), self.state)
         text, released, stopped = self.state.text, self.state.released, False
+        marked = self.state.marked
         context, known, held = self.state.context, self.state.known, self.state.held
         texts: list[str] = []
         for count, token_id in enumerate(token_ids, start=1):
             last = final and count == len(token_ids)
             held += (token_id,)
             new = decoder.decode(context + held)[known:]
-            stop = self._find_stop(text, new if last else new.rstrip(_REPLACEMENT))
+            certain = new if last else new.rstrip(_REPLACEMENT)
+            stop = None if marked else _find(self._stop, text, certain)
+            mark = None if marked else _find(self._marks, text, certain)
+            if mark is not None and (stop is None or mark < stop):
+                marked, stop = True, None
             if stop is not None:
                 text, held, stopped = (text + new)[:stop], (), True
             elif last or (new and new[-1] != _REPLACEMENT and _ends_bytes(decoder, held)):
                 text += new
                 context, known = ((), 0) if decoder.joins else (held, decoder.num_chars(held))
                 held = ()
-            end = len(text) - (0 if stopped or last else self._open_stop(text))
+            end = len(text) - (0 if stopped or marked or last else self._open_stop(text))
             texts.append(text[released:end])
             released = max(released, end)
             if stopped:
                 break
-        return Preview(tuple(texts), TextState(text, released, context, known, held, stopped))
-
-    def _find_stop(self, text: str, new: str) -> int | None:
-        """Index at which the first stop string begins that `new` completes."""
-        if not self._stop:
-            return None
-        start = max(0, len(text) - self._longest_stop + 1)
-        tail = text[start:] + new
-        places = [tail.index(stop) for stop in self._stop if stop in tail]
-        return start + min(places) if places else None
+        state = TextState(text, released, context, known, held, stopped, marked)
+        return Preview(tuple(texts), state)
 
     def _open_stop(self, text: str) -> int:
         """Number of last characters that could begin a stop string."""
@@ -176,6 +181,16 @@ class TextStream:
             if any(stop.startswith(text[-count:]) for stop in self._stop):
                 return count
         return 0
+
+
+def _find(wanted: Sequence[str], text: str, new: str) -> int | None:
+    """Index at which the first of some strings begins that `new` completes."""
+    if not wanted:
+        return None
+    start = max(0, len(text) - max(map(len, wanted)) + 1)
+    tail = text[start:] + new
+    places = [tail.index(one) for one in wanted if one in tail]
+    return start + min(places) if places else None
 
 
 def _ends_bytes(decoder: Decoder, held: tuple[int, ...]) -> bool:

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from forerun.core import FinishReason, Stats
 from forerun.engine.requests import Completion, TokenEvent
 from forerun.server.service import AnswerJob, EngineRequest, Update
 
+Kind = Literal["reasoning", "text", "call"]
+
 
 @dataclass(frozen=True, slots=True)
-class ToolCallPart:
-    """Part of a tool call; the first part of a call has its id and name.
+class Part:
+    """New characters of one kind in an answer.
 
     Args:
+        kind: reasoning, text or call.
+        text: the characters; those of a call belong to its arguments, JSON.
         index: the call's place among those of the message.
-        arguments: further characters of its arguments, JSON.
+        call_id, name: of the call, in its first part.
     """
 
-    index: int
-    arguments: str = ""
+    kind: Kind
+    text: str = ""
+    index: int = 0
     call_id: str | None = None
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Text of a round, by its place in a message; `thinks` if it ends in the reasoning."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: Sequence[ToolCallPart] = ()
-    thinks: bool = False
-
-
-NO_MARKS: Mapping[int, str] = MappingProxyType({})
-Splitter = Callable[[str, bool], Split]
-"""Takes more text of an answer, and True with the last of it; returns the parts that became certain."""
+Splitter = Callable[[str, bool], Sequence[Part]]
+"""Takes more text of an answer, and True with the last of it; returns what became certain, in order."""
 
 
 class Thinking:
@@ -56,20 +49,23 @@ class Thinking:
         self._thinks: bool | None = True if opened else None
         self._held, self._trim = "", opened
 
-    def __call__(self, text: str, final: bool) -> Split:
+    def __call__(self, text: str, final: bool) -> Sequence[Part]:
+        """Parts of more text; one of reasoning, even if it is empty, while the thought goes on."""
         self._held += text
         if self._thinks is None:
             begun = self._held.lstrip()
             if begun.startswith(self.START):
                 self._held, self._thinks, self._trim = begun[len(self.START) :], True, True
             elif not final and self.START.startswith(begun):
-                return Split()
+                return ()
             else:
                 self._thinks = False
         reasoning = self._reasoning(final) if self._thinks else ""
         if self._thinks:
-            return Split(reasoning=reasoning, thinks=True)
-        return Split(self._taken(self._held), reasoning)
+            return (Part("reasoning", reasoning),)
+        parts = (Part("reasoning", reasoning), Part("text", self._trimmed(self._held)))
+        self._held = ""
+        return [part for part in parts if part.text]
 
     def _reasoning(self, final: bool) -> str:
         before, end, after = self._held.partition(self.END)
@@ -82,10 +78,6 @@ class Thinking:
         certain = before if final else before[: len(before) - overlap(before, self.END)].rstrip()
         self._held = before[len(certain) :]
         return self._trimmed(certain)
-
-    def _taken(self, text: str) -> str:
-        self._held = ""
-        return self._trimmed(text)
 
     def _trimmed(self, text: str) -> str:
         """Text without the line breaks behind a mark."""
@@ -120,7 +112,7 @@ class Piece:
     """New text and tokens of one choice, from one round."""
 
     index: int
-    split: Split
+    parts: Sequence[Part]
     events: Sequence[TokenEvent]
     end: Ending | None = None
 
@@ -129,26 +121,15 @@ class Piece:
 class AnswerChoice:
     """A choice, gathered from its pieces."""
 
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCallPart] = field(default_factory=list)
+    blocks: Blocks = field(default_factory=lambda: Blocks())
     events: list[TokenEvent] = field(default_factory=list)
     end: Ending | None = None
 
     def add(self, piece: Piece) -> None:
-        self.text += piece.split.text
-        self.reasoning += piece.split.reasoning
+        for _ in self.blocks.add(piece):
+            pass
         self.events += piece.events
         self.end = piece.end
-        for part in piece.split.tool_calls:
-            if part.index == len(self.tool_calls):
-                self.tool_calls.append(part)
-            else:
-                begun = self.tool_calls[part.index]
-                joined = begun.arguments + part.arguments
-                self.tool_calls[part.index] = ToolCallPart(
-                    part.index, joined, begun.call_id, begun.name
-                )
 
 
 @dataclass
@@ -176,7 +157,6 @@ class Answer:
     Args:
         job: the requests in the engine.
         new_splitter: makes the splitter of a choice.
-        marks: texts of special tokens that splitters read, which are no text otherwise.
         per_prompt: choices of each prompt.
         prediction_only: drafts come from the client's prediction alone.
     """
@@ -184,12 +164,11 @@ class Answer:
     def __init__(
         self,
         job: AnswerJob,
-        new_splitter: Callable[[], Splitter] = lambda: lambda text, _: Split(text),
-        marks: Mapping[int, str] = NO_MARKS,
+        new_splitter: Callable[[], Splitter] = lambda: lambda text, _: (Part("text", text),),
         per_prompt: int = 1,
         prediction_only: bool = False,
     ) -> None:
-        self._job, self._prediction_only, self._marks = job, prediction_only, marks
+        self._job, self._prediction_only = job, prediction_only
         self._splitters = [new_splitter() for _ in job.requests]
         self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
         self._per_prompt, self._called = per_prompt, set[int]()
@@ -211,17 +190,17 @@ class Answer:
         return choices
 
     def _piece(self, update: Update) -> Piece:
-        text = "".join(e.text + self._marks.get(e.token_id, "") for e in update.events)
-        final = update.completion is not None
-        split = self._splitters[update.index](text, final)
-        if split.tool_calls:
+        text = "".join(event.text for event in update.events)
+        parts = self._splitters[update.index](text, update.completion is not None)
+        kinds = {part.kind for part in parts}
+        if "call" in kinds:
             self._called.add(update.index)
-        if split.thinks or (split.reasoning and not split.text):
+        if kinds == {"reasoning"}:
             self.counts.reasoning += len(update.events)
         end = None
         if update.completion is not None:
             end = self._end(update, update.completion)
-        return Piece(update.index, split, update.events, end)
+        return Piece(update.index, parts, update.events, end)
 
     def _end(self, update: Update, completion: Completion) -> Ending:
         counts, stats = self.counts, completion.stats
@@ -244,16 +223,16 @@ class Block:
     """A run of one kind in an answer.
 
     Args:
-        kind: reasoning, text or call.
         place: its index among the blocks of the answer.
+        first: its first part.
         text: its text, or the arguments of its call.
-        call: the call's id and name.
+        cut: the answer reached its limit in it.
     """
 
-    kind: str
     place: int
+    first: Part
     text: str = ""
-    call: ToolCallPart | None = None
+    cut: bool = False
 
 
 class Blocks:
@@ -261,40 +240,29 @@ class Blocks:
 
     def __init__(self) -> None:
         self.all: list[Block] = []
-        self._key: str | None = None
 
-    def add(self, split: Split) -> Iterator[tuple[str, Block, str]]:
-        """Changes by new parts: `begin`, `more` with the new text, `end`."""
-        texts = [("reasoning", split.reasoning, None), ("text", split.text, None)]
-        calls = [("call", part.arguments, part) for part in split.tool_calls]
-        # Text that arrives together with the end of a call came behind it.
-        going = [run for run in calls if f"call {run[2].index}" == self._key]
-        for kind, text, call in [*going, *texts, *(run for run in calls if run not in going)]:
-            if not text and call is None:
+    def text(self, kind: Kind) -> str:
+        """Text of all blocks of a kind."""
+        return "".join(block.text for block in self.all if block.first.kind == kind)
+
+    def add(self, piece: Piece) -> Iterator[tuple[str, Block, str]]:
+        """Changes by a new piece: `begin`, `more` with the new text, `end`."""
+        last = self.all[-1] if self.all else None
+        for part in piece.parts:
+            if not part.text and part.name is None:
                 continue
-            key = kind if call is None else f"call {call.index}"
-            if key != self._key:
-                yield from self.close()
-                self._key = key
-                self.all.append(Block(kind, len(self.all), call=call))
-                yield "begin", self.all[-1], ""
-            if text:
-                self.all[-1].text += text
-                yield "more", self.all[-1], text
-
-    def close(self) -> Iterator[tuple[str, Block, str]]:
-        """The end of the last block."""
-        if self._key is not None:
-            self._key = None
-            yield "end", self.all[-1], ""
-
-    async def follow(self, answer: Answer) -> AsyncIterator[tuple[str, Block, str]]:
-        """Yield the changes of an answer until its end."""
-        async for piece in answer:
-            for change in self.add(piece.split):
-                yield change
-        for change in self.close():
-            yield change
+            if last is None or (last.first.kind, last.first.index) != (part.kind, part.index):
+                if last is not None:
+                    yield "end", last, ""
+                last = Block(len(self.all), part)
+                self.all.append(last)
+                yield "begin", last, ""
+            if part.text:
+                last.text += part.text
+                yield "more", last, part.text
+        if piece.end is not None and last is not None:
+            last.cut = piece.end.reason == "length"
+            yield "end", last, ""
 
 
 def timings(endings: Sequence[Ending]) -> dict[str, Any]:

@@ -184,22 +184,22 @@ class MessageWriter:
         self.form = Form(self.whole, stream, lambda error: event(error, "error"))
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
-        blocks = Blocks()
-        async for _ in blocks.follow(answer):
-            pass
-        content = [_filled(block) for block in blocks.all]
+        [choice] = await answer.gathered()
+        content = [_filled(block) for block in choice.blocks.all]
         return self._message(content, answer.counts) | self._end(answer)
 
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
         yield _event("message_start", message=self._message([], answer.counts))
-        async for change, block, text in Blocks().follow(answer):
-            place = {"index": block.place}
-            if change == "begin":
-                yield _event("content_block_start", **place, content_block=_content(block))
-            elif change == "more":
-                yield _event("content_block_delta", **place, delta=_delta(block.kind, text))
-            else:
-                yield _event("content_block_stop", **place)
+        blocks = Blocks()
+        async for piece in answer:
+            for change, block, text in blocks.add(piece):
+                place = {"index": block.place}
+                if change == "begin":
+                    yield _event("content_block_start", **place, content_block=_content(block))
+                elif change == "more":
+                    yield _event("content_block_delta", **place, delta=_delta(block, text))
+                else:
+                    yield _event("content_block_stop", **place)
         usage = _usage(answer.counts)
         yield _event("message_delta", delta=self._end(answer), usage=usage)
         yield _event("message_stop")
@@ -231,17 +231,17 @@ def _event(kind: str, **fields: Any) -> str:
 
 def _content(block: Block) -> dict[str, Any]:
     """A block as it begins."""
-    if block.call is not None:
-        call = block.call
-        return {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
-    if block.kind == "reasoning":
+    first = block.first
+    if first.kind == "call":
+        return {"type": "tool_use", "id": first.call_id, "name": first.name, "input": {}}
+    if first.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
 
 
 def _filled(block: Block) -> dict[str, Any]:
     content = _content(block)
-    if block.call is None:
+    if block.first.kind != "call":
         return content | {content["type"]: block.text}
     try:
         return content | {"input": json.loads(block.text or "{}")}
@@ -250,10 +250,10 @@ def _filled(block: Block) -> dict[str, Any]:
         return content
 
 
-def _delta(kind: str, text: str) -> dict[str, Any]:
-    if kind == "call":
+def _delta(block: Block, text: str) -> dict[str, Any]:
+    if block.first.kind == "call":
         return {"type": "input_json_delta", "partial_json": text}
-    name = "thinking" if kind == "reasoning" else "text"
+    name = "thinking" if block.first.kind == "reasoning" else "text"
     return {"type": f"{name}_delta", name: text}
 
 

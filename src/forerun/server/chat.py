@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
-from forerun.server.answers import Split, Splitter, Thinking
+from forerun.server.answers import Part, Splitter, Thinking
 from forerun.server.bodies import ChatBody, Function, Message, Tool
 from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
@@ -50,15 +49,13 @@ def _make(
         raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     hints, opened = Hints(_prediction(state, body), namespace), _thinks(state, token_ids)
     grammars = _grammars(state, body, opened, functions)
-    requests = state.repeated(body, [token_ids], params, grammars, hints=hints)
+    marks = form.marks if form is not None and functions else ()
+    requests = state.repeated(body, [token_ids], params, grammars, hints=hints, marks=marks)
     options: dict[str, Any] = {
         "new_splitter": lambda: _splitter(opened, form, functions),
         "per_prompt": len(requests),
         "prediction_only": state.engine.config.method == "prediction",
     }
-    if form is not None and functions:
-        special = state.tokens.special
-        options["marks"] = {special[mark]: mark for mark in form.marks if mark in special}
     return requests, options
 
 
@@ -159,12 +156,12 @@ def _splitter(
     thinking = None if opened is None else Thinking(opened)
     calls = ToolCallReader(form, functions) if form is not None and functions else None
 
-    def split(text: str, final: bool) -> Split:
-        found = Split(text) if thinking is None else thinking(text, final)
+    def split(text: str, final: bool) -> Sequence[Part]:
+        parts = (Part("text", text),) if thinking is None else thinking(text, final)
         if calls is None:
-            return found
-        rest, parts = calls(found.text, final)
-        return replace(found, text=rest, tool_calls=parts)
+            return parts
+        thought = [part for part in parts if part.kind == "reasoning"]
+        return [*thought, *calls("".join(part.text for part in parts[len(thought) :]), final)]
 
     return split
 

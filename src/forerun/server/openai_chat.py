@@ -18,8 +18,8 @@ from forerun.server.answers import (
     AnswerChoice,
     Counts,
     Ending,
+    Part,
     Piece,
-    ToolCallPart,
     speculation,
     timings,
 )
@@ -127,12 +127,14 @@ class ChatWriter(Writer):
 
     def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.tool_calls:
-            message["tool_calls"] = [_tool_call(part) for part in choice.tool_calls]
-            message["content"] = choice.text or None
+        blocks = choice.blocks
+        message: dict[str, Any] = {"role": "assistant", "content": blocks.text("text")}
+        message["refusal"] = None
+        if thought := blocks.text("reasoning"):
+            message["reasoning_content"] = thought
+        if calls := [block for block in blocks.all if block.first.kind == "call"]:
+            message["tool_calls"] = [_tool_call(block.first, block.text) for block in calls]
+            message["content"] = message["content"] or None
         return {
             "index": index,
             "message": message,
@@ -169,23 +171,22 @@ class ChatWriter(Writer):
 
 
 def _delta(piece: Piece) -> dict[str, Any]:
-    split, delta = piece.split, dict[str, Any]()
-    if split.reasoning:
-        delta["reasoning_content"] = split.reasoning
-    if split.text:
-        delta["content"] = split.text
-    if split.tool_calls:
-        delta["tool_calls"] = [
-            _tool_call(part) | {"index": part.index} for part in split.tool_calls
-        ]
+    delta = dict[str, Any]()
+    for part in piece.parts:
+        if part.kind == "call":
+            call = _tool_call(part, part.text) | {"index": part.index}
+            delta.setdefault("tool_calls", []).append(call)
+        elif part.text:
+            name = "content" if part.kind == "text" else "reasoning_content"
+            delta[name] = delta.get(name, "") + part.text
     return delta
 
 
-def _tool_call(part: ToolCallPart) -> dict[str, Any]:
-    function = {"arguments": part.arguments}
-    if part.name is None:
+def _tool_call(first: Part, arguments: str) -> dict[str, Any]:
+    function = {"arguments": arguments}
+    if first.name is None:
         return {"function": function}
-    return {"id": part.call_id, "type": "function", "function": {"name": part.name} | function}
+    return {"id": first.call_id, "type": "function", "function": {"name": first.name} | function}
 
 
 def _logprob(names: TokenNames, one: TokenEvent) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class CompletionWriter(Writer):
     def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
         done, keeps = choice.end.completion, bool(self.body.max_tokens)
-        text = choice.text if keeps else ""
+        text = choice.blocks.text("text") if keeps else ""
         scored = _scored(choice) if keeps else []
         if self.body.echo:
             text = self.state.text_of(done.prompt_ids) + text
@@ -89,7 +89,7 @@ class CompletionWriter(Writer):
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
         offsets = [0] * len(answer.requests)
         async for piece in answer:
-            text = piece.split.text
+            text = "".join(part.text for part in piece.parts)
             if text or piece.end is not None or self.body.logprobs is not None:
                 yield self.chunk(
                     {

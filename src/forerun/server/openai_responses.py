@@ -147,19 +147,18 @@ class ResponseWriter:
         self.form = Form(self.whole, stream, lambda error: self._event("error", **error["error"]))
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
-        blocks = Blocks()
-        async for _ in blocks.follow(answer):
-            pass
-        return self._done(answer, blocks)
+        [choice] = await answer.gathered()
+        return self._done(answer, choice.blocks)
 
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
         begun = self._response("in_progress", ())
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
         blocks = Blocks()
-        async for change, block, text in blocks.follow(answer):
-            for kind, fields in self._change(change, block, text):
-                yield self._event(f"response.{kind}", **fields)
+        async for piece in answer:
+            for change, block, text in blocks.add(piece):
+                for kind, fields in self._change(change, block, text):
+                    yield self._event(f"response.{kind}", **fields)
         done = self._done(answer, blocks)
         yield self._event(f"response.{done['status']}", response=done)
 
@@ -167,14 +166,14 @@ class ResponseWriter:
         """Events of a change, in their order."""
         place = {"output_index": block.place}
         inside: dict[str, Any] = place | {"item_id": self._item_id(block)}
-        part, more = _PARTS.get(block.kind), _MORE[block.kind]
+        part, more = _PARTS.get(block.first.kind), _MORE[block.first.kind]
         inside |= {} if part is None else {"content_index": 0}
-        own: dict[str, Any] = inside | ({"logprobs": []} if block.kind == "text" else {})
+        own: dict[str, Any] = inside | ({"logprobs": []} if block.first.kind == "text" else {})
         if change == "more":
             return [(f"{more}.delta", own | {"delta": text})]
         ends = change == "end"
-        name, status = ("done", "completed") if ends else ("added", "in_progress")
-        events = [(f"output_item.{name}", place | {"item": self._item(block, status)})]
+        name = "done" if ends else "added"
+        events = [(f"output_item.{name}", place | {"item": self._item(block, ends)})]
         if part is not None:
             events.append((f"content_part.{name}", inside | {"part": _part(block, part)}))
         if not ends:
@@ -186,25 +185,24 @@ class ResponseWriter:
         return event(fields | {"type": kind, "sequence_number": next(self._numbers)}, kind)
 
     def _item_id(self, block: Block) -> str:
-        return f"{block.kind}_{block.place}_{self._number}"
+        return f"{block.first.kind}_{block.place}_{self._number}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: Block, ended: bool = True) -> dict[str, Any]:
+        status = ("incomplete" if block.cut else "completed") if ended else "in_progress"
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
-        if block.call is not None:
-            called = {"call_id": block.call.call_id, "name": block.call.name}
+        first = block.first
+        if first.kind == "call":
+            called = {"call_id": first.call_id, "name": first.name}
             return item | {"type": "function_call", **called, "arguments": block.text}
-        begun = status == "in_progress"
-        content = [] if begun else [_part(block, _PARTS[block.kind])]
-        if block.kind == "reasoning":
+        content = [_part(block, _PARTS[first.kind])] if ended else []
+        if first.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
 
     def _done(self, answer: Answer, blocks: Blocks) -> dict[str, Any]:
         [end] = answer.endings
         status = "incomplete" if end.reason == "length" else "completed"
-        output = [self._item(block, "completed") for block in blocks.all]
-        if output and status == "incomplete":
-            output[-1]["status"] = status
+        output = [self._item(block) for block in blocks.all]
         return self._response(status, output) | {"usage": _usage(answer.counts)}
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -234,7 +232,7 @@ class ResponseWriter:
 
 def _part(block: Block, kind: str) -> dict[str, Any]:
     made: dict[str, Any] = {"type": kind, "text": block.text}
-    return made | {"annotations": [], "logprobs": []} if block.kind == "text" else made
+    return made | {"annotations": [], "logprobs": []} if block.first.kind == "text" else made
 
 
 def _usage(counts: Counts) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class EngineRequest:
         speculative: draft for it.
         hints: for the drafters; its namespace separates the requests of different keys.
         prompt_logprobs: alternatives of each prompt token to report; None reports nothing.
+        marks: texts with which tool calls begin.
     """
 
     token_ids: Sequence[int]
@@ -44,6 +45,7 @@ class EngineRequest:
     speculative: bool = True
     hints: Hints = NO_HINTS
     prompt_logprobs: int | None = None
+    marks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,7 @@ class EngineService:
                     speculative=one.speculative,
                     hints=one.hints,
                     prompt_logprobs=one.prompt_logprobs,
+                    marks=one.marks,
                 )
                 taken[number] = _Running(job, index)
         except Exception as error:

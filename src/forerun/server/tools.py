@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.server.answers import ToolCallPart, overlap
+from forerun.server.answers import Part, overlap
 from forerun.server.bodies import ChatBody, Function, NamedTool
 from forerun.server.constraints import GrammarVocabulary, bounded
 from forerun.server.errors import ApiError
@@ -43,7 +43,7 @@ class ToolFormat:
         shape: texts of one call that is forced, with NAME for its name and ARGUMENTS for those, each text a
             token where it is one; empty for XML.
         around: texts before, between and behind the calls that are forced.
-        marks: special tokens that belong to the form.
+        marks: texts with which calls begin, and special tokens inside them.
         id_form: form of a call's id.
     """
 
@@ -53,7 +53,7 @@ class ToolFormat:
     heads: Sequence[re.Pattern[str]]
     shape: Sequence[str] = ()
     around: Sequence[Sequence[str]] = ((), ("\n",), ())
-    marks: Sequence[str] = ()
+    marks: Sequence[str] = ("<tool_call>",)
     id_form: str = "call_{:.24}"
 
     def new_id(self) -> str:
@@ -134,6 +134,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         *('"parameters": ', "", "}", (_OBJECT,)),
         ('{"name": "NAME", "parameters": ', "ARGUMENTS", "}"),
         around=((), ("; ",), ()),
+        marks=('{"name": ', '{"type": "function"'),
     ),
 }
 """The known forms; a template uses the first whose `sign` it contains."""
@@ -158,16 +159,19 @@ class ToolCallReader:
         self._form, self._held, self._count, self._depth = form, "", 0, 0
         self._schemas = {one.name: (one.parameters or {}).get("properties") for one in functions}
         self._state: Callable[[bool], bool] = self._text
-        self._read, self._parts, self._ends = list[str](), list[ToolCallPart](), form.end
-        self._quoted, self._name = "", ""
+        self._parts, self._ends, self._quoted, self._name = list[Part](), form.end, "", ""
 
-    def __call__(self, text: str, final: bool) -> tuple[str, list[ToolCallPart]]:
-        """Text and calls that more of an answer makes certain."""
+    def __call__(self, text: str, final: bool) -> list[Part]:
+        """Text and calls that more of an answer makes certain, in order."""
         self._held += text
-        self._read, self._parts = [], []
+        self._parts = []
         while self._state(final):
             pass
-        return "".join(self._read), self._parts
+        return self._parts
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self._parts.append(Part("text", text))
 
     def _text(self, final: bool) -> bool:
         """Text up to the mark of a call; each state returns True if another one goes on."""
@@ -181,17 +185,17 @@ class ToolCallReader:
             return True
         before, mark, after = held.partition(start)
         if mark:
-            self._read.append(before.rstrip())
+            self._add_text(before.rstrip())
             self._held, self._state = after, self._head
             return True
         # Spaces before a mark are no text.
         certain = held if final else held[: len(held) - overlap(held, start)].rstrip()
-        self._read.append(certain)
+        self._add_text(certain)
         self._held = held[len(certain) :]
         return False
 
     def _rest(self, _: bool) -> bool:
-        self._read.append(self._held)
+        self._add_text(self._held)
         self._held = ""
         return False
 
@@ -222,18 +226,18 @@ class ToolCallReader:
             self._add(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
             self._held, self._state, self._ends = held[size - 1 :], self._end, self._form.end
             return True
-        self._read.append(held if self._count else self._form.start + self._held)
+        self._add_text(held if self._count else self._form.start + self._held)
         self._held, self._state = "", self._text if self._form.start else self._rest
         return False
 
     def _open(self, name: str) -> None:
         self._name, self._depth, self._quoted = name, 0, ""
-        self._parts.append(ToolCallPart(self._count, "", self._form.new_id(), name))
+        self._parts.append(Part("call", "", self._count, self._form.new_id(), name))
         self._count += 1
 
     def _add(self, arguments: str) -> None:
         if arguments:
-            self._parts.append(ToolCallPart(self._count - 1, arguments))
+            self._parts.append(Part("call", arguments, self._count - 1))
 
     def _arguments(self, _: bool) -> bool:
         """The arguments, an object: all up to the bracket that closes it."""
