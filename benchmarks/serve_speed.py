@@ -1,0 +1,240 @@
+"""Speed of `forerun serve` at several streams, beside the engine without it, and beside llama-server.
+
+python -m benchmarks.serve_speed -m MODEL.gguf --ways engine forerun plain llama --llama-server PATH
+
+Each turn asks every side the same questions, one a stream, all at once, for `--max-tokens` greedy tokens.
+Tokens a second are of all streams, from the first question to the last token: median of the turns, least and
+largest. Times are of all turns: to the first token, and between two tokens, where those that come in one
+chunk wait no time; TPOT is a stream's time after its first token by the tokens after it. `of engine` is the
+median of the turns' ratios to the engine alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serve_load import TEXT, serving
+from forerun.bench.workloads import built_in
+from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.errors import EndpointError
+from forerun.proof.outside.client import Endpoint
+from forerun.report.markdown import heading, line
+
+OPTIONS = {"forerun": (), "plain": ("--no-speculative",), "pacing": ("--stream-pacing",)}
+"""Ways that are `forerun serve`, with its options."""
+
+
+@dataclass
+class Times:
+    """Times of one turn of one side.
+
+    Args:
+        tokens: of all streams.
+        seconds: from the first question to the last token.
+        first, between, each: seconds to the first token, between two, and a token, of each stream.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    each: list[float] = field(default_factory=list)
+
+    def add(self, started: float, arrivals: Sequence[tuple[float, int]]) -> None:
+        """Count a stream, given when its chunks came and how many tokens each held."""
+        times = [time for time, count in arrivals for _ in range(count)]
+        self.tokens += len(times)
+        self.first.append(times[0] - started)
+        self.between += [after - before for before, after in pairwise(times)]
+        self.each.append((times[-1] - times[0]) / max(1, len(times) - 1))
+
+
+Side = Callable[[Sequence[str]], Times]
+
+
+def of_server(server: Endpoint, limits: dict[str, Any], counts_ids: bool) -> Side:
+    """A side that asks a server by HTTP."""
+
+    def ask(prompt: str) -> tuple[float, list[tuple[float, int]]]:
+        body, started = {"prompt": prompt, "stream": True, **limits}, perf_counter()
+        came = [(perf_counter(), text) for text in server.lines(TEXT, body) if len(text) > 2]
+        arrivals = []
+        for time, text in came:
+            data = text.removeprefix("data: ").strip()
+            choices = [] if data == "[DONE]" else json.loads(data)["choices"]
+            for choice in choices:
+                count = len(choice.get("token_ids", ())) if counts_ids else bool(choice["text"])
+                arrivals.append((time, int(count)))
+        return started, arrivals
+
+    def run(prompts: Sequence[str]) -> Times:
+        times, started = Times(), perf_counter()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            for begun, arrivals in pool.map(ask, prompts):
+                times.add(begun, arrivals)
+        times.seconds = perf_counter() - started
+        return times
+
+    return run
+
+
+def of_engine(engine: Engine, limits: dict[str, Any]) -> Side:
+    """A side that steps an engine in this process."""
+
+    def run(prompts: Sequence[str]) -> Times:
+        times, started = Times(), perf_counter()
+        arrivals: dict[int, list[tuple[float, int]]] = {}
+        for prompt in prompts:
+            arrivals[engine.add(prompt, limits)] = []
+        while engine.has_work:
+            for event in engine.step():
+                arrivals[event.request_id].append((perf_counter(), 1))
+        times.seconds = perf_counter() - started
+        for number, came in arrivals.items():
+            engine.completion(number)
+            times.add(started, came)
+        return times
+
+    return run
+
+
+@contextmanager
+def llama_server(
+    binary: Path, model: str, streams: int, context: int, options: str
+) -> Iterator[str]:
+    """llama-server on a free port, once its model is loaded; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(binary), "-m", model, "--port", str(port), "-np", str(streams)]
+    command += ["-c", str(streams * context), *options.split()]
+    libraries = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent)}
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=libraries, stdout=quiet, stderr=quiet)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            try:
+                Endpoint(url).get("/health")
+                break
+            except EndpointError:
+                if process.poll() is not None:
+                    raise SystemExit(
+                        f"{' '.join(command)} ended with {process.returncode}"
+                    ) from None
+                sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def sides(given: argparse.Namespace, stack: ExitStack) -> dict[str, Side]:
+    """All sides, started and loaded."""
+    streams, found = max(given.streams), dict[str, Side]()
+    limits = {"max_tokens": given.max_tokens, "temperature": 0.0, "ignore_eos": True}
+    size = ("--max-batch-size", str(streams), "--max-context", str(given.max_context))
+    for way in given.ways:
+        if way == "engine":
+            engine = load(given.model, max_batch_size=streams, max_context=given.max_context)
+            found[way] = of_engine(stack.enter_context(engine), limits)
+        elif way == "llama":
+            started = llama_server(
+                given.llama_server, given.model, streams, given.max_context, given.llama_options
+            )
+            server = Endpoint(stack.enter_context(started), timeout=600.0)
+            found[way] = of_server(server, limits | {"cache_prompt": False}, counts_ids=False)
+        else:
+            options = (*OPTIONS[way], *given.options.split())
+            url = stack.enter_context(serving(given.model, *size, *options)).url
+            asked = limits | {"return_token_ids": True}
+            found[way] = of_server(Endpoint(url, timeout=600.0), asked, counts_ids=True)
+    return found
+
+
+def measure(given: argparse.Namespace) -> Iterator[tuple[int, str, list[Times], list[Times]]]:
+    """Times of all turns by streams and way, and those of the engine."""
+    texts = [question.opening for question in built_in()]
+    with ExitStack() as stack:
+        ways = sides(given, stack)
+        for streams in given.streams:
+            times: dict[str, list[Times]] = {way: [] for way in ways}
+            # The first turn warms up.
+            for turn in range(given.turns + 1):
+                # Other questions every turn, so that no side finds their prompts in its cache.
+                prompts = [texts[(turn * streams + one) % len(texts)] for one in range(streams)]
+                for way, run in ways.items():
+                    done = run([f"{turn}. {text}" for text in prompts])
+                    if turn:
+                        times[way].append(done)
+            for way, found in times.items():
+                yield streams, way, found, times.get("engine", [])
+
+
+def row(streams: int, way: str, times: Sequence[Times], engine: Sequence[Times]) -> list[str]:
+    """A row of the table."""
+    speeds = [one.tokens / one.seconds for one in times]
+    ratios = [
+        speed * alone.seconds / alone.tokens for speed, alone in zip(speeds, engine, strict=False)
+    ]
+
+    def shown(name: str, *shares: float) -> list[str]:
+        seconds = [second for one in times for second in getattr(one, name)]
+        return [f"{1000 * float(np.quantile(seconds, share)):.1f}" for share in shares]
+
+    return [
+        *(str(streams), way),
+        f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})",
+        f"{statistics.median(ratios):.3f}" if ratios else "",
+        *shown("first", 0.5, 0.99),
+        *shown("between", 0.5, 0.99),
+        *shown("each", 0.5),
+    ]
+
+
+COLUMNS = (
+    *("streams", "way", "tokens/s", "of engine", "first token p50 ms", "p99"),
+    *("between tokens p50 ms", "p99", "TPOT p50 ms"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default="smollm2")
+    ways = ("engine", "llama", *OPTIONS)
+    parser.add_argument("--ways", nargs="+", default=["engine", "forerun", "plain"], choices=ways)
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-context", type=int, default=1024)
+    parser.add_argument("--options", default="", help="of forerun serve")
+    parser.add_argument("--llama-server", type=Path, default=Path("llama-server"))
+    parser.add_argument("--llama-options", default="", help="of llama-server")
+    given = parser.parse_args(arguments)
+    print(heading(COLUMNS))
+    for found in measure(given):
+        print(line(row(*found)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
