@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -131,7 +131,7 @@ def whole(server: Endpoint, path: str, body: Body) -> list[list[str]]:
     return found
 
 
-def events(server: Endpoint, path: str, body: Body) -> Iterator[Body]:
+def events(server: Endpoint, path: str, body: Body) -> Generator[Body]:
     """Chunks of a stream.
 
     Raises:
@@ -223,22 +223,20 @@ def first_token_rounds(server: Endpoint, long: int) -> int:
                 if left.is_set():
                     return
 
-    def ask(body: Body) -> Callable[[], None]:
-        return lambda: next(
-            events(server, TEXT, {"max_tokens": 1, "temperature": 0.0, **body}), None
-        )
+    def ask(prompt: str | list[int]) -> None:
+        next(events(server, TEXT, {"prompt": prompt, "max_tokens": 1, "temperature": 0.0}), None)
 
     watching = threading.Thread(target=watch)
     watching.start()
     rounds[0].wait()
     token_ids = [random.Random(long).randrange(300, 1000) for _ in range(long)]
-    other = threading.Thread(target=ask({"prompt": token_ids}))
+    other = threading.Thread(target=ask, args=[token_ids])
     other.start()
     before = rounds[1][0]
     while rounds[1][0] < before + 2:
         sleep(0.001)
     before = rounds[1][0]
-    ask({"prompt": "The sky"})()
+    ask("The sky")
     found = rounds[1][0] - before
     left.set()
     other.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,23 @@ def test_speculation_is_a_matter_of_each_request(served: Client) -> None:
     assert sum(figures["acceptance_histogram"]) == figures["num_spec_steps"]
     weighted = sum(n * steps for n, steps in enumerate(figures["acceptance_histogram"]))
     assert weighted == figures["num_accepted_draft_tokens"] == usual["timings"]["draft_n_accepted"]
+
+
+def test_paced_streams_bring_single_tokens(served: Client) -> None:
+    body: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    body |= {"return_token_ids": True, "logprobs": True}
+    with client(replace(state_of(), paced=True)) as one:
+        paced, usual, whole = one.chunks(**body), served.chunks(**body), one.chat(**body)
+
+    def tokens(chunks: list[dict[str, Any]]) -> list[list[int]]:
+        choices = [chunk["choices"][0] for chunk in chunks]
+        return [choice["token_ids"] for choice in choices if "token_ids" in choice]
+
+    assert {len(ids) for ids in tokens(paced)} == {1}
+    assert max(len(ids) for ids in tokens(usual)) > 1
+    found = [[one for ids in tokens(chunks) for one in ids] for chunks in (paced, usual)]
+    assert found == [whole["choices"][0]["token_ids"]] * 2
+    assert paced[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_origins_are_told_on_request(served: Client) -> None:

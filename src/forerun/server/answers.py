@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -159,6 +160,7 @@ class Answer:
         new_splitter: makes the splitter of a choice.
         per_prompt: choices of each prompt.
         prediction_only: drafts come from the client's prediction alone.
+        paced: the tokens of a round come one by one, over the time that it took.
     """
 
     def __init__(
@@ -167,8 +169,9 @@ class Answer:
         new_splitter: Callable[[], Splitter] = lambda: lambda text, _: (Part("text", text),),
         per_prompt: int = 1,
         prediction_only: bool = False,
+        paced: bool = False,
     ) -> None:
-        self._job, self._prediction_only = job, prediction_only
+        self._job, self._prediction_only, self._paced = job, prediction_only, paced
         self._splitters = [new_splitter() for _ in job.requests]
         self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
         self._per_prompt, self._called = per_prompt, set[int]()
@@ -180,7 +183,11 @@ class Answer:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         async for update in self._job:
-            yield self._piece(update)
+            for part in _single(update) if self._paced else (update,):
+                yield self._piece(part)
+                # What is late is not delayed further.
+                if part is not update and part.completion is None and self._job.updates.empty():
+                    await asyncio.sleep(update.round_seconds / len(update.events))
 
     async def gathered(self) -> list[AnswerChoice]:
         """All choices, once they have ended."""
@@ -216,6 +223,14 @@ class Answer:
             reason = "tool_calls"
         self.endings.append(Ending(reason, completion, update.predicted_seconds))
         return self.endings[-1]
+
+
+def _single(update: Update) -> Sequence[Update]:
+    """Updates of one token each."""
+    if len(update.events) < 2:
+        return (update,)
+    firsts = [replace(update, events=(one,), completion=None) for one in update.events[:-1]]
+    return [*firsts, replace(update, events=update.events[-1:])]
 
 
 @dataclass

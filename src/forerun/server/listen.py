@@ -71,7 +71,8 @@ def listen(
         load, max_queue=request.max_queue, max_per_key=request.max_requests_per_key
     )
     named = PurePath(request.model.model).name or request.model.model
-    state = ServerState(service, request.served_model_name or (named,), request.request_timeout)
+    names = request.served_model_name or (named,)
+    state = ServerState(service, names, request.request_timeout, request.stream_pacing)
     hosts = () if keys else tuple({*LOCAL, request.host})
     limits = GateLimits(keys, hosts, request.max_body * MEBI)
     config = uvicorn.Config(

@@ -83,6 +83,10 @@ class ServeRequest:
     drain_timeout: float = Field(
         default=30.0, ge=0.0, le=1e6, description="Seconds for running requests after SIGTERM."
     )
+    stream_pacing: bool = option(
+        default=False,
+        description="Spread the tokens of a round over the time that it took, or send them at once.",
+    )
     metrics_prefix: Text = Field(default="forerun", description="Beginning of metrics' names.")
     speculative: bool = option(
         default=True, description="Draft ahead, or decode plainly.", section="Speculation"

@@ -55,14 +55,22 @@ class AnswerResponse(Response):
         key: namespace of the client's key.
         form: the wire format.
         deadline: seconds after which it ends with an error.
+        paced: a stream has its tokens one by one.
     """
 
     def __init__(
-        self, service: EngineService, make: Make, key: str, form: Form, deadline: float | None
+        self,
+        service: EngineService,
+        make: Make,
+        key: str,
+        form: Form,
+        deadline: float | None,
+        paced: bool = False,
     ) -> None:
         super().__init__()
         self._service, self._make, self._key = service, make, key
         self._form, self._deadline = form, deadline
+        self._paced = paced and form.stream is not None
         self._job: AnswerJob | None = None
         self._begun = False
 
@@ -87,7 +95,7 @@ class AnswerResponse(Response):
                 self._service.admit(1, self._key)
                 requests, options = await asyncio.to_thread(self._make)
                 self._job = await self._service.submit(requests, self._key)
-                answer = Answer(self._job, **options)
+                answer = Answer(self._job, paced=self._paced, **options)
                 if self._form.stream is None:
                     await self._send_json(send, 200, await self._form.whole(answer), {})
                 else:

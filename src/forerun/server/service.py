@@ -57,12 +57,14 @@ class Update:
         events: its new tokens.
         completion: its result, with the last update.
         predicted_seconds: time from its first round to its newest token.
+        round_seconds: time of its round.
     """
 
     index: int
     events: Sequence[TokenEvent]
     completion: Completion | None = None
     predicted_seconds: float = 0.0
+    round_seconds: float = 0.0
 
 
 @dataclass
@@ -314,7 +316,8 @@ class EngineService:
             running.first = running.first or now - self._round_seconds
             ended = new[-1].finish_reason is not None
             completion = engine.completion(number) if ended else None
-            self._publish(number, Update(running.index, new, completion, now - running.first))
+            since, took = now - running.first, self._round_seconds
+            self._publish(number, Update(running.index, new, completion, since, took))
 
     def _publish_ended(self, engine: Engine) -> None:
         """Publish the ends that came without a token, by an error."""

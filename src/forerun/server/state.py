@@ -32,11 +32,13 @@ class ServerState:
         service: runs the engine.
         names: names of the model; the first one is shown.
         deadline: seconds that a request may take; None sets no limit.
+        paced: a stream has the tokens of a round one by one, over the time that it took.
     """
 
     service: EngineService
     names: Sequence[str]
     deadline: float | None = None
+    paced: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -101,7 +103,7 @@ class ServerState:
         self.service.ready()
         self.check_model(body.model)
         key = request.state.namespace
-        return AnswerResponse(self.service, make, key, form, self.deadline)
+        return AnswerResponse(self.service, make, key, form, self.deadline, self.paced)
 
     def sampling(self, body: SamplingBody) -> dict[str, Any]:
         """Sampling parameters by name, as far as the body gives them."""
