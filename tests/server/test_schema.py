@@ -1,17 +1,30 @@
-"""Requests made from the schema that the server publishes: none fails it, and none leaves anything behind."""
+"""The published schema: requests made from it do not fail and leave nothing behind; the page lists it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
+from pydantic import BaseModel
 from schemathesis.core import NotSet
 
+from forerun.server.anthropic_messages import MessagesBody
 from forerun.server.app import build_app
+from forerun.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Function,
+    SpeculativeBody,
+    TokenizeBody,
+)
+from forerun.server.openai_responses import ResponsesBody
 from tests.helpers.served import Client, client, served_engine, state_of, wait_for
 
 STATE = state_of(served_engine(max_context=48))
@@ -44,3 +57,17 @@ def test_no_request_breaks_the_server(case: Any, served: Client) -> None:
     assert response.status_code < 500, response.text
     assert response.status_code == 200 or "error" in response.json()
     wait_for(lambda: STATE.service.open == 0)
+
+
+def test_the_page_lists_all_fields_and_endpoints() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+    bodies: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+    bodies += (TokenizeBody, DetokenizeBody, SpeculativeBody, Function)
+    fields = {name for body in bodies for name in body.model_fields}
+    assert fields - named == {"name", "description", "parameters"}
+    paths = {path for path in APP.openapi()["paths"] if "{" not in path}
+    # Those that are not there are named too.
+    assert named - fields - paths == {"/v1/embeddings", "/infill"}
+    assert paths <= named
