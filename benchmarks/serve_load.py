@@ -30,7 +30,7 @@ from time import sleep
 from typing import Any
 from urllib.request import urlopen
 
-from forerun.bench.workloads import built_in
+from forerun.bench.request import built_in
 from forerun.errors import EndpointError
 from forerun.proof.outside.client import Endpoint
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serve_load import TEXT, serving
-from forerun.bench.workloads import built_in
+from forerun.bench.request import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.errors import EndpointError
