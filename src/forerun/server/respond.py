@@ -6,14 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forerun.server.answers import Answer
 from forerun.server.errors import ApiError, envelope
-from forerun.server.service import AnswerJob, EngineRequest, EngineService
+from forerun.server.service import AnswerJob, EngineRequest
+
+if TYPE_CHECKING:
+    from forerun.server.state import ServerState
 
 Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 """Makes the requests of an answer, and the options of `Answer`."""
@@ -49,28 +52,16 @@ class AnswerResponse(Response):
     """Opens an answer, sends it, and ends its job, even when the client goes before.
 
     Args:
-        service: runs the requests.
+        state: the server's.
         make: makes them and the options of the answer, in a worker thread: templates and tokenizers
             take time.
         key: namespace of the client's key.
         form: the wire format.
-        deadline: seconds after which it ends with an error.
-        paced: a stream has its tokens one by one.
     """
 
-    def __init__(
-        self,
-        service: EngineService,
-        make: Make,
-        key: str,
-        form: Form,
-        deadline: float | None,
-        paced: bool = False,
-    ) -> None:
+    def __init__(self, state: ServerState, make: Make, key: str, form: Form) -> None:
         super().__init__()
-        self._service, self._make, self._key = service, make, key
-        self._form, self._deadline = form, deadline
-        self._paced = paced and form.stream is not None
+        self._state, self._make, self._key, self._form = state, make, key, form
         self._job: AnswerJob | None = None
         self._begun = False
 
@@ -86,22 +77,24 @@ class AnswerResponse(Response):
                 await asyncio.gather(work, gone, return_exceptions=True)
             finally:
                 if self._job is not None:
-                    self._service.end(self._job)
+                    self._state.service.end(self._job)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
+        service, deadline, stream = self._state.service, self._state.deadline, self._form.stream
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(deadline):
                 # Before any work is done for it.
-                self._service.admit(1, self._key)
+                service.admit(1, self._key)
                 requests, options = await asyncio.to_thread(self._make)
-                self._job = await self._service.submit(requests, self._key)
-                answer = Answer(self._job, paced=self._paced, **options)
-                if self._form.stream is None:
+                self._job = await service.submit(requests, self._key)
+                paced = self._state.paced and stream is not None
+                answer = Answer(self._job, paced=paced, **options)
+                if stream is None:
                     await self._send_json(send, 200, await self._form.whole(answer), {})
                 else:
-                    await self._send_stream(send, self._form.stream(answer))
+                    await self._send_stream(send, stream(answer))
         except TimeoutError:
-            text = f"the request took longer than {self._deadline:g} seconds."
+            text = f"the request took longer than {deadline:g} seconds."
             await self._fail(scope, send, ApiError(504, text, code="timeout"))
         except Exception as error:
             await self._fail(scope, send, ApiError.logged(error))

@@ -140,13 +140,20 @@ class EngineService:
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Load the engine and begin; does nothing if that was done."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True while the engine loads or runs."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """End the thread; all jobs end with an error. May be called twice."""
         self.draining = True
         self._inbox.put(None)
-        if self._thread.is_alive():
+        if self.alive:
             self._thread.join()
 
     async def ask(self, question: Callable[[Engine], T]) -> T:

@@ -102,8 +102,7 @@ class ServerState:
         """
         self.service.ready()
         self.check_model(body.model)
-        key = request.state.namespace
-        return AnswerResponse(self.service, make, key, form, self.deadline, self.paced)
+        return AnswerResponse(self, make, request.state.namespace, form)
 
     def sampling(self, body: SamplingBody) -> dict[str, Any]:
         """Sampling parameters by name, as far as the body gives them."""
