@@ -44,13 +44,14 @@ REST, LONGEST_REST, CROWD = 32, 256, 4
 # Elsewhere, if looking up does not pay, it pauses for one round after DRY rounds without an accepted token,
 # for two after twice as many, and for at most MOST_MISSED.
 DRY, MOST_MISSED = 24, 3
-# Nothing is looked up in such rounds.
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
-# Plain rounds after which a draft runs cold.
+# Plain rounds after which a lookup's round runs cold; a model's draft does after any.
 COLD_AFTER = 8
 # Expected acceptance is updated after each of a request's FIRST_DRAFTS drafts, then each DRAFT_ROUNDS rounds.
 # Plans hold as long if models draft for all requests, because planning takes time too.
-FIRST_DRAFTS, DRAFT_ROUNDS = 8, 4
+FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8
+# Rounds for which a plan holds, for each earlier draft of a request and of any.
+HELD, HELD_BY_ANY = 1 / 2, 1 / 32
 # Drafting rounds after which a plain one is timed, and the rounds that it counts as, because others tell less
 # of the machine's speed. Plain rounds that are learned from together, and most that they count as.
 TIMED_AFTER, COUNTED, REPEATED = 75, 4, 8
@@ -268,8 +269,9 @@ class AutoPolicy(BasePolicy):
         batch_size, rounds = plain[0].batch_size, len(plain)
         counted = COUNTED if self._drafted >= TIMED_AFTER else 1
         forwards = [one.forward for one in plain]
-        forward = self.costs.settled(forwards) if self._drafted else median(forwards)
-        self.costs.observe(batch_size, 0, forward, min(rounds * counted, REPEATED))
+        settled = self.costs.settled(forwards) if self._drafted else forwards
+        counted = min(len(settled) * counted, REPEATED)
+        self.costs.observe(batch_size, 0, median(settled), counted)
         seconds = self.costs.plain_seconds(batch_size)
         planning = sum(one.planning for one in plain) / seconds
         self._beliefs.account.settle(rounds, rounds, planning)
@@ -282,19 +284,21 @@ class AutoPolicy(BasePolicy):
         batch_size, count, beliefs = len(self._running), len(seen), self._beliefs
         chosen = [text.choice for text in self._running if text.choice is not None]
         extra = sum(sum(one.nodes) for one in seen) / count
+        offers = [choice.offer for choice in chosen]
         # Rounds after a prompt or a rest run cold; their costs say nothing of other rounds.
         first = any(text.choice is not None and not text.drafts for text in self._running)
-        cold = extra > 0 and (first or self._undrafted >= COLD_AFTER)
+        after = COLD_AFTER if all(offer.member.looks_up for offer in offers) else 1
+        cold = extra > 0 and (first or self._undrafted >= after)
         accepted = self._learn_acceptance(seen)
         self._dry = 0 if accepted else self._dry + count
         self._undrafted = 0 if extra else self._undrafted + count
         self._drafted = self._drafted + count if extra else 0
-        forward = median_low([one.forward for one in seen])
-        if not cold:
-            self.costs.observe(batch_size, extra, forward, count)
+        warm = seen[cold:]
+        forward = median_low([one.forward for one in warm or seen])
+        if warm:
+            self.costs.observe(batch_size, extra, forward, len(warm))
         spent = [max(one.draft - one.planning, 0.0) for one in seen]
         depth = sum(one.depth for one in seen) / count
-        offers = [choice.offer for choice in chosen]
         drafting, before = beliefs.learn_times(batch_size, offers, depth, spent, cold)
         # What rounds are believed to take: what interrupts one is no loss by its drafts.
         plain = self.costs.plain_seconds(batch_size)
@@ -308,13 +312,14 @@ class AutoPolicy(BasePolicy):
             beliefs.account.charge(before / plain)
         if self._tried is not None:
             # A try is judged by its own times, because what is believed of them may be long past.
-            cost = max((forward + spent[0]) / plain - 1.0, 0.0) / len(chosen)
+            lost = max((forward + min(spent[cold:] or spent)) / plain - 1.0, 0.0)
             won = sum(
-                number
-                for text, number in zip(self._running, seen[0].accepted, strict=True)
+                one.accepted[place]
+                for one in seen
+                for place, text in enumerate(self._running)
                 if text.choice is not None and text.choice.is_try
             )
-            self._tried.succeed() if won > cost else self._tried.fail()
+            self._tried.succeed() if won > count * lost / len(chosen) else self._tried.fail()
             self._tried = None
         tokens, time = emitted / batch_size, seconds / batch_size
         for text in self._running:
@@ -361,9 +366,9 @@ class AutoPolicy(BasePolicy):
                     chosen.add(offer.member)
                     offer.member.trials = Trials()
         others = [member for member in members if member not in chosen]
-        self._tried = outlook.try_one(requests, texts, offers, others)
+        self._tried, rounds = outlook.try_one(requests, texts, offers, others)
         if self._tried is not None:
-            return 1
+            return min(rounds, outlook.rounds_left(requests, texts))
         if found is None:
             return self._rounds_of_rest(requests, texts)
         if (
@@ -374,12 +379,8 @@ class AutoPolicy(BasePolicy):
             return 1
         lost = found.seconds / self.costs.plain_seconds(batch_size)
         paid = int(self._beliefs.account.credit / max(lost, 0.01))
-        rounds = [paid, DRAFT_ROUNDS, *(text.drafts for text in texts)]
-        for request, length in zip(requests, found.lengths, strict=True):
-            most = request.params.max_tokens
-            if most is not None:
-                rounds.append((most - request.num_output_tokens) // (length + 1))
-        return max(min(rounds), 1)
+        held = [int(HELD * text.drafts + HELD_BY_ANY * text.evidence) for text in texts]
+        return max(min(*held, paid, DRAFT_ROUNDS, outlook.rounds_left(requests, texts)), 1)
 
     def _rounds_of_rest(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
         """Number of rounds without a draft if none pays: until the next try, or for a while."""

@@ -172,7 +172,7 @@ class Beliefs:
             offers: the offers that were chosen.
             depth: mean depth of each round's deepest draft.
             seconds: drafting time of each round.
-            cold: the drafts ran cold, so that costs are not learned from them.
+            cold: the first draft ran cold, so that it says nothing of the costs of others.
         """
         member = offers[0].member
         if any(offer.member is not member for offer in offers):
@@ -182,9 +182,14 @@ class Beliefs:
         pending = sum(waiting) if max(waiting) > MUCH else max(waiting)
         scale = max(offer.scale for offer in offers)
         scaled = [each / scale for each in seconds]
-        drafting, before = self.costs.observe_draft(
-            member.name, member.looks_up, batch_size, depth, pending, scaled, cold
-        )
+        drafting = before = 0.0
+        parts = [(scaled[:1], True), (scaled[1:], False)] if cold else [(scaled, False)]
+        for part, is_cold in parts:
+            if part:
+                own, prompt = self.costs.observe_draft(
+                    member.name, member.looks_up, batch_size, depth, pending, part, is_cold
+                )
+                drafting, before, pending = drafting + own, before + prompt, 1
         for offer in offers:
             # The pending tokens have been run; later rounds use the same offer.
             offer.pending = min(offer.pending, 1)

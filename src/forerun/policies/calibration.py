@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from statistics import median
 from time import perf_counter
 
@@ -21,7 +22,7 @@ SECONDS = 1.5
 """Approximate seconds of a calibration; forwards without time are derived from timed ones."""
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17)
 BATCHED_TOKENS = (1, 2, 3, 5, 9, 17)
-CONTEXT, PASSES = 16, 20
+CONTEXT, PASSES = 16, 60
 
 
 @dataclass
@@ -68,31 +69,80 @@ def calibrate(target: CausalLM, rows: int, seconds: float = SECONDS) -> Calibrat
 def _timed(
     target: CausalLM, size: int, tokens: Sequence[int], seconds: float
 ) -> tuple[dict[int, float], bool]:
-    """Median times by new tokens of each of `size` requests, and whether the repeats were disturbed.
+    """Typical times by new tokens of each of `size` requests, and whether something else disturbed them.
 
-    At least two numbers of tokens are timed, and all in turns as time allows, so that a slow moment
-    affects all of them alike.
+    At least two numbers of tokens are timed, and all in turns as time allows.
     """
     cache = target.new_cache(size, CONTEXT + max(tokens))
     text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
     _run(target, cache, [text] * size)
-    times: dict[int, list[float]] = {}
-    started = perf_counter()
+    turns: list[dict[int, float]] = []
+    started, chance, warm = perf_counter(), Random(0), set[int]()
+    # Two distant numbers come first, in case time runs out.
+    order = sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count))
     for turn in range(1 + PASSES):
-        # The first forward of each is a warm-up. Two distant numbers come first, in case time runs out.
-        for n in sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count)):
-            done = len(times) if turn == 0 else sum(map(bool, times.values()))
-            if done >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
+        turns.append({})
+        for n in order:
+            done = warm if turn == 0 else set[int]().union(*turns)
+            if len(done) >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
                 break
             spent = _run(target, cache, [text[:1] * n] * size)
             for row in range(size):
                 cache.trim(row, CONTEXT)
-            if n in times or spent > seconds / 4:
-                times.setdefault(n, []).append(spent)
-            times.setdefault(n, [])
-    found = {n: median(values) for n, values in times.items() if values}
-    spread = [found[n] / min(values) for n, values in times.items() if len(values) > 2]
-    return found, bool(spread) and median(spread) > NOISY
+            # The first forward of each is a warm-up.
+            if n in warm or spent > seconds / 4:
+                turns[-1][n] = spent
+            warm.add(n)
+        if turn:
+            # What a forward leaves in the processor's caches must not always meet the same next one.
+            chance.shuffle(order)
+    found = typical(turns)
+    least = {n: min(turn[n] for turn in turns if n in turn) for n in found}
+    disturbed = bool(found) and median(found[n] / least[n] for n in found) > NOISY
+    return (convex(found) if disturbed else found), disturbed
+
+
+def typical(turns: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Median times by key, each relative to its turn, so that a slow turn slows no key more than others.
+
+    It is a step of Tukey's median polish.
+
+    Args:
+        turns: times by key, measured one after the other.
+    """
+    turns = [turn for turn in turns if turn]
+    medians = {
+        key: median(turn[key] for turn in turns if key in turn) for key in set().union(*turns)
+    }
+    if not all(medians.values()):
+        return medians
+    levels = [median(turn[key] / medians[key] for key in turn) for turn in turns]
+    return {
+        key: median(
+            turn[key] / level for turn, level in zip(turns, levels, strict=True) if key in turn
+        )
+        for key in medians
+    }
+
+
+def convex(times: Mapping[int, float]) -> dict[int, float]:
+    """The highest convex curve below times by number of tokens: single disturbed times do not raise it."""
+    corners: list[int] = []
+    for n in sorted(times):
+        while len(corners) > 1 and _slope(times, *corners[-2:]) >= _slope(times, corners[-2], n):
+            corners.pop()
+        corners.append(n)
+    curve = {}
+    for n in times:
+        before = max(corner for corner in corners if corner <= n)
+        after = min(corner for corner in corners if corner >= n)
+        rise = _slope(times, before, after) if after > before else 0.0
+        curve[n] = times[before] + rise * (n - before)
+    return curve
+
+
+def _slope(times: Mapping[int, float], low: int, high: int) -> float:
+    return (times[high] - times[low]) / (high - low)
 
 
 def _run(target: CausalLM, cache: Cache, token_ids: Sequence[Sequence[int]]) -> float:

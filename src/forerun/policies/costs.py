@@ -16,9 +16,9 @@ ASSUMED = CostTable.from_rows(
     (n, b, 0, 1.0 + 0.04 * (n * b - 1)) for n in (1, 2, 16) for b in (1, 2, 64)
 )
 """Costs before anything was measured, in forwards of one token; later rounds show how long one takes."""
-# Steps with which a plain round corrects the cost at its batch size and the machine's speed. MOST limits the
-# factor of one round.
-LEVEL_STEP, SPEED_STEP, MOST = 0.15, 0.1, 1.25
+# Step with which a plain round corrects the expected time, and the machine's speed's part of it; the rest
+# is the batch size's. MOST limits the factor of one round.
+PLAIN_STEP, OF_SPEED, MOST = 0.25, 0.4, 1.25
 # Rounds with drafts differ from the table by an entry that each of them costs, in plain rounds (a draft
 # displaces the target's weights from the processor's caches), and in the factor of its rise. Here are the
 # standard deviations of both, for a measured and for an assumed table, their growth per round (DRIFT), and
@@ -33,6 +33,8 @@ LEAST, FLATTEST, LEAST_ENTRY, SURPRISING, REHEARSED = 0.02, 0.3, 0.1, 2.0, 4
 # drafts that a guess and a measurement count as. COLD: drafts of a process that run cold. LASTING: part of
 # the first assumption's weight that stays.
 DRAFT_MEMORY, GUESSED, MEASURED, COLD, LASTING = 0.95, 1.0, 4.0, 2, 0.8
+# How much longer a cold draft may be taken to last than a warm one: beyond it something else ran.
+MOST_CHILLED = 2.0
 # Seconds per token that no draft takes.
 LONGEST_SECONDS = 1e4
 # The median of the last STEADY times of a kind counts, relative to the expected ones, because interruptions
@@ -146,16 +148,16 @@ class Curve:
         """Seconds that `extra` drafted tokens add."""
         return min(extra, 1.0) * self.entry + self.slope * self.rise(extra)
 
-    def correct(self, extra: float, seconds: float, rounds: int = 1) -> None:
-        """Learn from rounds with `extra` drafted tokens of `seconds` each, in the table's seconds."""
+    def correct(self, extra: float, seconds: float) -> None:
+        """Learn from a round with `extra` drafted tokens of `seconds`, in the table's seconds."""
         drafts, rise = min(extra, 1.0), self.rise(extra) / self.plain
         expected, both = self.at(extra) / self.plain, self._covariance
         entry, slope = (
-            min(variance + rounds * drift**2, most)
+            min(variance + drift**2, most)
             for variance, drift, most in zip(self._variances, DRIFT, self._most, strict=True)
         )
         of_entry, of_slope = entry * drafts + both * rise, both * drafts + slope * rise
-        whole = of_entry * drafts + of_slope * rise + (NOISE * expected) ** 2 / rounds
+        whole = of_entry * drafts + of_slope * rise + (NOISE * expected) ** 2
         most = SURPRISING * math.sqrt(whole)
         error = min(max(seconds / self.plain - expected, -most), most)
         least = -LEAST_ENTRY * self.plain
@@ -169,11 +171,6 @@ class Curve:
         rises = self.rises
         place = min(int(extra), len(rises) - 2)
         return rises[place] + (extra - place) * (rises[place + 1] - rises[place])
-
-
-def _step(step: float, rounds: int) -> float:
-    """The joint step of several rounds that each make a step of `step`."""
-    return 1.0 - (1.0 - step) ** rounds
 
 
 class LiveCosts:
@@ -287,18 +284,17 @@ class LiveCosts:
         known = self._chills >= CHILLS and self._timings % CHILLS
         return 1 if known else SETTLED + 1
 
-    def settled(self, seconds: Sequence[float]) -> float:
-        """Seconds of a plain round that does not run cold, from plain rounds right after drafts."""
+    def settled(self, seconds: Sequence[float]) -> Sequence[float]:
+        """Seconds of plain rounds that do not run cold, from plain rounds right after drafts."""
         if len(seconds) <= SETTLED:
-            return median_low(seconds) / self._chill
+            return [one / self._chill for one in seconds]
         usual = median_low(seconds[SETTLED:])
-        if not 0.0 < usual < LONGEST_SECONDS:
-            return usual
-        self._chills += 1
-        # A geometric mean: the arithmetic mean of ratios of noisy times is too large.
-        ratio = min(max(seconds[0] / usual, 0.5), 2.0) / self._chill
-        self._chill *= ratio ** max(CHILL_STEP, 1.0 / (1 + self._chills))
-        return usual
+        if 0.0 < usual < LONGEST_SECONDS:
+            self._chills += 1
+            # A geometric mean: the arithmetic mean of ratios of noisy times is too large.
+            ratio = min(max(seconds[0] / usual, 0.5), 2.0) / self._chill
+            self._chill *= ratio ** max(CHILL_STEP, 1.0 / (1 + self._chills))
+        return seconds[SETTLED:]
 
     def observe(self, batch_size: int, extra: float, seconds: float, rounds: int = 1) -> None:
         """Take in rounds with `extra` drafted tokens and the seconds of one round without its draft."""
@@ -315,12 +311,14 @@ class LiveCosts:
         usual = self._usual((batch_size, extra > 0), seconds / base) * base
         if extra:
             # Such a round tells of the cost of drafted tokens, not of the machine's speed.
-            curve.correct(extra, usual / self.speed, rounds)
+            for _ in range(rounds):
+                curve.correct(extra, usual / self.speed)
         else:
             # The machine's speed applies to all batch sizes, but the table may be wrong for one of them.
             ratio = min(max(usual / expected, 1.0 / MOST), MOST)
-            curve.plain *= ratio ** _step(LEVEL_STEP, rounds)
-            self.speed *= ratio ** _step(SPEED_STEP, rounds)
+            step = 1.0 - (1.0 - PLAIN_STEP) ** rounds
+            curve.plain *= ratio ** (step * (1.0 - OF_SPEED))
+            self.speed *= ratio ** (step * OF_SPEED)
 
     def _usual(self, kind: object, ratio: float) -> float:
         """Add a measured time over its expectation; return the median of the last ones of its kind."""
@@ -354,10 +352,11 @@ class LiveCosts:
         if pending <= MUCH or looks_up:
             least = max(expected, LOOKUP * self.plain_seconds(batch_size))
             usual, is_cold = median_low(seconds) / least, cold or times.timed < COLD
+            usual = self._usual((name, batch_size, is_cold), usual)
             # A cold draft is no reason to think later ones slower.
-            usual = min(usual, 1.0) if is_cold else self._usual((name, batch_size), usual)
-            times.observe(depth, usual * least, len(seconds))
-            return len(seconds) * times(depth), 0.0
+            known = min(usual, 1.0) if is_cold else usual
+            times.observe(depth, known * least, len(seconds))
+            return len(seconds) * times(depth) * (min(usual, MOST_CHILLED) if is_cold else 1.0), 0.0
         expected *= len(seconds)
         # A short prompt tells little of a token's time, because its first draft runs cold. A prompt's token
         # never takes longer than one alone: what does is an interruption.

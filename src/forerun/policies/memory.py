@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -22,7 +21,7 @@ from forerun.costs.table import CostTable
 from forerun.errors import ConfigError, ForerunError
 from forerun.files import MOST_BYTES, cache_folder, parse_json, write_text
 from forerun.policies.beliefs import Beliefs
-from forerun.policies.calibration import Calibrated, calibrate
+from forerun.policies.calibration import Calibrated, calibrate, typical
 from forerun.processor import cpu_name
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,8 @@ FORM = 2
 # Least seconds between writes; the file is also written when the policy or the program ends.
 SAVE_SECONDS = 30.0
 # Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with arbitrary tokens.
-WARM_UP, DRAFTS, ROUNDS = (0, 4, 4), (4, 1) * 4, (0, 1, 3, 7) * 5
+WARM_UP, DRAFTS = (0, 4, 4), (4, 1) * 4
+ROUNDS = (0, 1, 3, 7, 1, 7, 0, 3, 7, 3, 1, 0, 3, 0, 7, 1, 0, 7, 3, 1)
 # If rounds take more seconds than this, only the warm-up is rehearsed.
 SLOW = 0.1
 # If the speed differs from that of the file by this factor, drafts are timed anew.
@@ -171,11 +171,10 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
 
 
 def _by_length(lengths: Sequence[int], values: Sequence[float]) -> dict[int, float]:
-    """Medians by length of values measured in turns; fewer lengths if the measurement broke off."""
-    return {
-        length: median(values[place :: len(set(lengths))])
-        for place, length in enumerate(lengths[: len(values)][: len(set(lengths))])
-    }
+    """Typical values by length, measured in turns; fewer lengths if the measurement broke off."""
+    size = len(set(lengths))
+    timed = list(zip(lengths, values, strict=False))
+    return typical(dict(timed[start : start + size]) for start in range(0, len(timed), size))
 
 
 def _makes_tokens(drafter: Drafter) -> bool:

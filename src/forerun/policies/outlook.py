@@ -15,6 +15,10 @@ from forerun.policies.lengths import Lengths, Offer, best_lengths
 PROVEN = 8
 # Assumed length of an output before any has ended, and the step with which it follows observed lengths.
 USUAL_OUTPUT, OUTPUT_STEP = 64, 0.2
+# Most rounds that are planned at once.
+MOST_ROUNDS = 256
+# Most rounds of a model's try: the first one runs cold and tells little of the costs of later ones.
+TRY_ROUNDS = 4
 # Rounds after which the draft offered to a request is looked at anew.
 OFFER_ROUNDS = 8
 _PLAIN = {reason: Plan(0, reason=reason) for reason in PlainReason}
@@ -53,6 +57,19 @@ class Text:
     drafts: int = 0
     offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
 
+    @property
+    def expected(self) -> tuple[int, float]:
+        """Length of the draft, and the expected number of tokens of the round."""
+        if self.choice is None:
+            return 0, 1.0
+        offer, length, _ = self.choice
+        return length, 1.0 + sum(offer.survival[:length])
+
+    @property
+    def evidence(self) -> float:
+        """Number of drafts that the choice's drafter has made for any request; old ones count less."""
+        return 0.0 if self.choice is None else self.choice.offer.member.acceptance.evidence
+
     def plan(self, several: bool) -> Plan:
         """The plan of the choice; it names the member if there are several."""
         if self.choice is None:
@@ -65,7 +82,7 @@ class Text:
         if self.choice is None:
             return _IN_WORDS[self.reason]
         offer, length, is_try = self.choice
-        expected = f"{sum(offer.survival[:length]):.2f}"
+        expected = f"{self.expected[1] - 1.0:.2f}"
         if is_try:
             return f"{offer.member.name}, {length} tokens, to see what is accepted ({expected} expected)"
         return (
@@ -187,15 +204,15 @@ class Outlook:
         texts: Sequence[Text],
         offers: Sequence[list[Offer]],
         members: Iterable[Member],
-    ) -> Trials | None:
-        """Choose a due try of a drafter that is not expected to pay: one token for one request.
+    ) -> tuple[Trials | None, int]:
+        """Choose a due try of a drafter that is not expected to pay: one token a round for one request.
 
         Args:
             requests, texts, offers: the requests.
             members: drafters that have an offer and were not chosen.
 
         Returns:
-            The schedule of the drafter that is tried; None if none is.
+            The schedule of the drafter that is tried, None if none is, and the number of rounds.
         """
         for member in members:
             member.trials.wait()
@@ -204,22 +221,37 @@ class Outlook:
             every = list(zip(requests, texts, offers, strict=True))
             for request, text, own in sorted(every, key=lambda entry: entry[1].choice is not None):
                 for offer in own:
-                    if offer.member is member and self._may_try(request, offer, len(requests)):
+                    if offer.member is not member:
+                        continue
+                    if rounds := self._rounds_to_try(request, offer, len(requests)):
+                        # Beside another draft, a try costs what that one would bring.
+                        is_short = member.looks_up or text.choice is not None
                         text.choice = Choice(offer, 1, is_try=True)
-                        return member.trials
-        return None
+                        return member.trials, 1 if is_short else rounds
+        return None, 0
 
-    def _may_try(self, request: Request, offer: Offer, batch_size: int) -> bool:
-        """True if a try may lose its cost; False also if no acceptance would pay."""
+    def _rounds_to_try(self, request: Request, offer: Offer, batch_size: int) -> int:
+        """Number of rounds in which a try may lose its cost; 0 also if no acceptance would pay."""
         costs, member = self._beliefs.costs, offer.member
         plain = costs.plain_seconds(batch_size)
         loss = offer.times.first / plain
         loss += costs.curve(batch_size).added(member.width) * costs.speed / plain
         if loss >= 1.0 and member.drafter.cost_share(request) is not None:
-            return False
-        loss += costs.prefill_seconds(member.name, offer.pending) / plain
+            return 0
         # A long pause pays for its try, whatever the account holds: tries never end.
-        return loss <= max(self._beliefs.account.credit, self._lost_time * member.trials.waited)
+        most = max(self._beliefs.account.credit, self._lost_time * member.trials.waited)
+        most -= costs.prefill_seconds(member.name, offer.pending) / plain
+        return max(min(int(most / max(loss, 0.01)), TRY_ROUNDS), 0)
+
+    def rounds_left(self, requests: Sequence[Request], texts: Sequence[Text]) -> int:
+        """Number of rounds in which no request is expected to come to its limit."""
+        rounds = [MOST_ROUNDS]
+        for request, text in zip(requests, texts, strict=True):
+            most = request.params.max_tokens
+            if most is not None:
+                length, tokens = text.expected
+                rounds.append(int((most - request.num_output_tokens - length) / tokens))
+        return max(min(rounds), 1)
 
     def tokens_left(self, request: Request) -> float:
         """Expected number of tokens to come: by earlier outputs, or half of those already written."""
