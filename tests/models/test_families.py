@@ -110,6 +110,7 @@ def test_a_forward_that_the_decoder_lacks_is_left_to_the_adapter(
         ("mixtral", "num_local_experts", 0),
         ("mixtral", "num_local_experts", 30000),
         ("mixtral", "num_experts_per_tok", 6),
+        ("qwen3_moe", "num_experts", None),
         ("qwen3_moe", "num_experts_per_tok", 0),
         ("qwen3_moe", "moe_intermediate_size", 0),
         ("qwen3_moe", "norm_topk_prob", "yes"),

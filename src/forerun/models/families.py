@@ -209,10 +209,11 @@ _MOST_EXPERTS = 2**16
 
 
 def _experts(config: Any) -> dict[str, Any]:
-    count, most = config.num_experts, _MOST_EXPERTS // config.num_hidden_layers
-    if not 1 <= count <= most:
+    count, layers = config.num_experts, config.num_hidden_layers
+    most = _MOST_EXPERTS // layers
+    if type(count) is not int or not 1 <= count <= most:
         raise CheckpointError(
-            f"num_experts is {count}; with {config.num_hidden_layers} layers it must lie in [1, {most}]."
+            f"num_experts is {shown(count)}; with {layers} layers it must lie in [1, {most}]."
         )
     return {
         "num_experts": count,
