@@ -16,7 +16,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """New characters of one kind in an answer.
 
     Args:
@@ -33,7 +33,7 @@ class Part:
     name: str | None = None
 
 
-Splitter = Callable[[str, bool], Sequence[Part]]
+Splitter = Callable[[str, bool], Sequence[AnswerPart]]
 """Takes more text of an answer, and True with the last of it; returns what became certain, in order."""
 
 
@@ -50,7 +50,7 @@ class Thinking:
         self._thinks: bool | None = True if opened else None
         self._held, self._trim = "", opened
 
-    def __call__(self, text: str, final: bool) -> Sequence[Part]:
+    def __call__(self, text: str, final: bool) -> Sequence[AnswerPart]:
         """Parts of more text; one of reasoning, even if it is empty, while the thought goes on."""
         self._held += text
         if self._thinks is None:
@@ -63,8 +63,8 @@ class Thinking:
                 self._thinks = False
         reasoning = self._reasoning(final) if self._thinks else ""
         if self._thinks:
-            return (Part("reasoning", reasoning),)
-        parts = (Part("reasoning", reasoning), Part("text", self._trimmed(self._held)))
+            return (AnswerPart("reasoning", reasoning),)
+        parts = (AnswerPart("reasoning", reasoning), AnswerPart("text", self._trimmed(self._held)))
         self._held = ""
         return [part for part in parts if part.text]
 
@@ -113,7 +113,7 @@ class Piece:
     """New text and tokens of one choice, from one round."""
 
     index: int
-    parts: Sequence[Part]
+    parts: Sequence[AnswerPart]
     events: Sequence[TokenEvent]
     end: Ending | None = None
 
@@ -166,7 +166,7 @@ class Answer:
     def __init__(
         self,
         job: AnswerJob,
-        new_splitter: Callable[[], Splitter] = lambda: lambda text, _: (Part("text", text),),
+        new_splitter: Callable[[], Splitter] = lambda: lambda text, _: (AnswerPart("text", text),),
         per_prompt: int = 1,
         prediction_only: bool = False,
         paced: bool = False,
@@ -245,7 +245,7 @@ class Block:
     """
 
     place: int
-    first: Part
+    first: AnswerPart
     text: str = ""
     cut: bool = False
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
-from forerun.server.answers import Part, Splitter, Thinking
+from forerun.server.answers import AnswerPart, Splitter, Thinking
 from forerun.server.bodies import ChatBody, Function, Message, Tool
 from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
@@ -156,8 +156,8 @@ def _splitter(
     thinking = None if opened is None else Thinking(opened)
     calls = ToolCallReader(form, functions) if form is not None and functions else None
 
-    def split(text: str, final: bool) -> Sequence[Part]:
-        parts = (Part("text", text),) if thinking is None else thinking(text, final)
+    def split(text: str, final: bool) -> Sequence[AnswerPart]:
+        parts = (AnswerPart("text", text),) if thinking is None else thinking(text, final)
         if calls is None:
             return parts
         thought = [part for part in parts if part.kind == "reasoning"]

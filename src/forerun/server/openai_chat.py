@@ -16,9 +16,9 @@ from forerun.server import chat
 from forerun.server.answers import (
     Answer,
     AnswerChoice,
+    AnswerPart,
     Counts,
     Ending,
-    Part,
     Piece,
     speculation,
     timings,
@@ -182,7 +182,7 @@ def _delta(piece: Piece) -> dict[str, Any]:
     return delta
 
 
-def _tool_call(first: Part, arguments: str) -> dict[str, Any]:
+def _tool_call(first: AnswerPart, arguments: str) -> dict[str, Any]:
     function = {"arguments": arguments}
     if first.name is None:
         return {"function": function}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.server.answers import Part, overlap
+from forerun.server.answers import AnswerPart, overlap
 from forerun.server.bodies import ChatBody, Function, NamedTool
 from forerun.server.constraints import GrammarVocabulary, bounded
 from forerun.server.errors import ApiError
@@ -159,9 +159,9 @@ class ToolCallReader:
         self._form, self._held, self._count, self._depth = form, "", 0, 0
         self._schemas = {one.name: (one.parameters or {}).get("properties") for one in functions}
         self._state: Callable[[bool], bool] = self._text
-        self._parts, self._ends, self._quoted, self._name = list[Part](), form.end, "", ""
+        self._parts, self._ends, self._quoted, self._name = list[AnswerPart](), form.end, "", ""
 
-    def __call__(self, text: str, final: bool) -> list[Part]:
+    def __call__(self, text: str, final: bool) -> list[AnswerPart]:
         """Text and calls that more of an answer makes certain, in order."""
         self._held += text
         self._parts = []
@@ -171,7 +171,7 @@ class ToolCallReader:
 
     def _add_text(self, text: str) -> None:
         if text:
-            self._parts.append(Part("text", text))
+            self._parts.append(AnswerPart("text", text))
 
     def _text(self, final: bool) -> bool:
         """Text up to the mark of a call; each state returns True if another one goes on."""
@@ -232,12 +232,12 @@ class ToolCallReader:
 
     def _open(self, name: str) -> None:
         self._name, self._depth, self._quoted = name, 0, ""
-        self._parts.append(Part("call", "", self._count, self._form.new_id(), name))
+        self._parts.append(AnswerPart("call", "", self._count, self._form.new_id(), name))
         self._count += 1
 
     def _add(self, arguments: str) -> None:
         if arguments:
-            self._parts.append(Part("call", arguments, self._count - 1))
+            self._parts.append(AnswerPart("call", arguments, self._count - 1))
 
     def _arguments(self, _: bool) -> bool:
         """The arguments, an object: all up to the bracket that closes it."""
