@@ -25,7 +25,7 @@ PUBLIC: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forerun.diffusion", None),
     ("forerun.testing", None),
     ("forerun.engine.sessions", ("Sessions", "Session", "read_session")),
-    ("forerun.monitor", ("Decision", "Snapshot")),
+    ("forerun.monitor", ("DisableAdvice", "Snapshot")),
     ("forerun.contracts", ("Drafter", "DrafterSetup", "Verifier", "Policy")),
     ("forerun.core", ("Tree", "Draft", "Plan", "Verdict", "Request")),
     ("forerun.options", ("options",)),

@@ -65,36 +65,11 @@ def test_at_break_even_chance_alone_rarely_decides() -> None:
     assert sum(decided) <= 0.01 * len(decided)
 
 
-@pytest.mark.parametrize(("acceptance", "stops"), [(0.05, True), (0.1, True), (0.5, False)])
-def test_without_times_the_acceptance_of_tested_tokens_decides(
-    acceptance: float, stops: bool
-) -> None:
-    """Accepted / drafted is 0.19 at an acceptance of 0.5 and length 5: no reason to stop."""
-    for seed in range(10):
-        monitor = Monitor()
-        decided = simulated(monitor, acceptance, timed=False, seed=seed)
-        assert decided[-1] is stops
-        assert stops or not any(decided)
-        assert ("rule of thumb: hurts" in monitor.should_disable().reason) is stops
-
-
-def test_a_wide_tree_is_judged_by_what_was_tested() -> None:
+def test_without_times_nothing_is_decided() -> None:
+    """However few tokens are accepted: what that costs is not known."""
     monitor = Monitor()
-    for accepted in (3, 2, 1, 3) * 10:
-        monitor.record_round(32, accepted, draft_depth=4)
-    assert monitor.acceptance_rate is not None
-    assert monitor.acceptance_rate < 0.1
-    assert not monitor.should_disable()
-
-
-def test_a_break_even_that_is_given_decides_alone() -> None:
-    """Where times would say otherwise."""
-    for break_even, stops in ((0.8, True), (0.2, False)):
-        monitor = Monitor(break_even=break_even)
-        monitor.record_plain(1.0 if stops else 1e-6, tokens=50)
-        simulated(monitor, 0.5)
-        assert bool(monitor.should_disable()) is stops
-        assert f"break-even {break_even:.2f}." in monitor.should_disable().reason
+    assert not any(simulated(monitor, 0.05, timed=False))
+    assert monitor.should_disable().reason.startswith("undecided: record the time")
 
 
 def test_evidence_is_asked_for_first() -> None:

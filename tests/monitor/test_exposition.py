@@ -99,16 +99,11 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         used().prometheus()
 
 
-def test_an_empty_monitor_can_be_scraped_logged_and_dumped() -> None:
+def test_an_empty_monitor_can_be_scraped_and_dumped() -> None:
     monitor = Monitor()
     parse(monitor.prometheus())
-    assert monitor.log_line() == "speculation: 0 rounds, 0 drafted"
     assert json.loads(json.dumps(monitor.as_dict()))["should_disable"] is False
 
 
-def test_the_log_is_one_line_with_the_figures() -> None:
-    assert used().log_line() == (
-        "speculation: 4 rounds, 4 drafted, 2.50 tokens a round, accepted 0.50 of the drafted "
-        "(0.75 0.50 0.25), draft 250.0 ms, verify 500.0 ms, 0.17 x plain, -2.50 s saved"
-    )
+def test_the_figures_are_ready_for_json() -> None:
     assert json.loads(json.dumps(used().as_dict()))["run"]["speedup"] == pytest.approx(1 / 6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forerun.core import Stats
@@ -33,14 +35,14 @@ def exposition(
                 f"first, and not {POSITION!r}."
             )
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client import generate_latest
     except ImportError:
         raise ConfigError(
             "metrics are written by prometheus_client; run pip install 'forerun[metrics]'."
         ) from None
-    registry = CollectorRegistry()
-    registry.register(_Metrics(run, newest, disable, f"{prefix}:spec_decode_", labels))
-    return generate_latest(registry).decode()
+    metrics = partial(_metrics, run, newest, disable, f"{prefix}:spec_decode_", labels)
+    collector: Any = SimpleNamespace(collect=metrics)
+    return generate_latest(collector).decode()
 
 
 def check_prefix(prefix: Any) -> None:
@@ -80,34 +82,26 @@ def counters(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[M
         yield counter
 
 
-class _Metrics:
-    """Collector of a monitor's metrics. Counters only rise."""
+def _metrics(
+    run: Snapshot, newest: Snapshot, disable: bool, prefix: str, labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """Metrics of a monitor. Counters only rise."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    def __init__(
-        self, run: Snapshot, newest: Snapshot, disable: bool, prefix: str, labels: Mapping[str, str]
-    ) -> None:
-        self._run, self._newest, self._disable = run, newest, disable
-        self._prefix, self._labels = prefix, labels
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics, as the library asks for them."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        names, values = [*self._labels], [*self._labels.values()]
-        yield from counters(self._run.stats, self._prefix, self._labels)
-        text = "Rounds without usable times."
-        counter = CounterMetricFamily(self._prefix + "num_untimed_rounds", text, labels=names)
-        counter.add_metric(values, self._run.num_untimed_rounds)
-        yield counter
-        newest = self._newest
-        for name, text, value in (
-            ("seconds_saved", "Time saved against plain decoding.", self._run.seconds_saved),
-            ("speedup", "Plain time / time, newest rounds.", newest.speedup),
-            ("acceptance_rate", "Accepted / drafted, newest.", newest.stats.acceptance_rate),
-            ("acceptance_length", "Tokens a draft, newest.", newest.stats.mean_acceptance_length),
-            ("should_disable", "1 where speculation loses.", int(self._disable)),
-        ):
-            if value is not None:
-                gauge = GaugeMetricFamily(self._prefix + name, text, labels=names)
-                gauge.add_metric(values, value)
-                yield gauge
+    names, values = [*labels], [*labels.values()]
+    yield from counters(run.stats, prefix, labels)
+    text = "Rounds without usable times."
+    counter = CounterMetricFamily(prefix + "num_untimed_rounds", text, labels=names)
+    counter.add_metric(values, run.num_untimed_rounds)
+    yield counter
+    for name, text, value in (
+        ("seconds_saved", "Time saved against plain decoding.", run.seconds_saved),
+        ("speedup", "Plain time / time, newest rounds.", newest.speedup),
+        ("acceptance_rate", "Accepted / drafted, newest.", newest.stats.acceptance_rate),
+        ("acceptance_length", "Tokens a draft, newest.", newest.stats.mean_acceptance_length),
+        ("should_disable", "1 where speculation loses.", int(disable)),
+    ):
+        if value is not None:
+            gauge = GaugeMetricFamily(prefix + name, text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun.core import PlainReason
 from forerun.errors import ConfigError
-from forerun.monitor.evidence import LEAST_ROUNDS, DisableAdvice, disable_advice, plain_estimates
+from forerun.measure.intervals import Estimate, ratio_of_means
 from forerun.monitor.exposition import exposition
-from forerun.monitor.snapshot import RequestCounts, RoundCounts, Snapshot, usable
+from forerun.monitor.snapshot import RecordedRound, RequestCounts, Snapshot, usable
 from forerun.options import Text, check, plain
 
 if TYPE_CHECKING:
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
     from forerun.engine.parts import TimedRound
 
 MOST_ROUNDS, MOST_TOKENS = 1 << 20, 1 << 16
+# Minimum evidence for a decision: rounds that drafted, and plain tokens of each request.
+LEAST_ROUNDS, LEAST_PLAIN_TOKENS = 30, 8
+# Half-width of the confidence interval in standard errors. The test is repeated every round, so its
+# error rate must be about one in a thousand, not one in twenty.
+WIDTH = 3.0
+
+
+@dataclass(frozen=True)
+class DisableAdvice:
+    """A decision on speculation with its reason; true if speculation should stop."""
+
+    disable: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.disable
 
 
 class Monitor:
@@ -30,27 +48,18 @@ class Monitor:
 
     Args:
         window: number of newest rounds that decisions and the window's statistics are taken over.
-        break_even: share of the *tested* tokens that must be accepted for drafts to pay. If given, it
-            alone decides. None decides by the measured times, and without them by the literature's
-            0.30.
 
     Raises:
         ConfigError: for a value out of range, here and in the methods that record numbers.
     """
 
-    def __init__(self, window: int = 100, break_even: float | None = None) -> None:
+    def __init__(self, window: int = 100) -> None:
         self.window: int = check("window", window, int, ge=LEAST_ROUNDS, le=MOST_ROUNDS)
-        self.break_even: float | None = check(
-            "break_even", break_even, float | None, ge=0.0, le=1.0
-        )
         self._lock = Lock()
         self._run = Snapshot()
-        self._newest: deque[RoundCounts] = deque(maxlen=self.window)
+        self._newest: deque[RecordedRound] = deque(maxlen=self.window)
         # (seconds, tokens) of plain decoding by the requests in a round.
         self._plain: dict[int, deque[tuple[float, int]]] = {}
-
-    def __repr__(self) -> str:
-        return f"<Monitor: {self.log_line()}>"
 
     def record_round(
         self,
@@ -90,13 +99,12 @@ class Monitor:
         depth = drafted if draft_depth is None else _counts("draft_depth", draft_depth)
         if not len(drafted) == len(accepted) == len(emitted) == len(depth) >= 1:
             raise ConfigError("the numbers of a round differ in length; give one for each request.")
-        reasons = [PlainReason.NOTHING_FOUND] * len(drafted)
-        rows = tuple(map(_row, drafted, accepted, emitted, depth, reasons))
+        rows = list(map(_row, drafted, accepted, emitted, depth))
         draft = _time("draft_seconds", draft_seconds)
         target = _time("target_seconds", target_seconds)
         verify = _time("verify_seconds", verify_seconds)
         whole = _time("seconds", seconds)
-        self._add(RoundCounts.of(rows, draft, target, verify, whole))
+        self._add(RecordedRound.of(rows, draft, target, verify, whole))
 
     def record_plain(self, seconds: float, tokens: int = 1, requests: int = 1) -> None:
         """Record a time of plain decoding to compare with; it does not count as a round.
@@ -117,40 +125,25 @@ class Monitor:
         """Record every round of an engine, with its times, until `engine.watch_rounds(None)`."""
         engine.watch_rounds(self._see)
 
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted / drafted tokens of the run; None if nothing was drafted."""
-        with self._lock:
-            return self._run.stats.acceptance_rate
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Emitted tokens per round of the run, plain rounds included; None before the first round."""
-        with self._lock:
-            return self._run.stats.tokens_per_target_forward
-
     def should_disable(self) -> DisableAdvice:
         """Decide, with a reason, whether speculation should stop.
 
-        A decision to stop needs 30 rounds that drafted, and a difference of three standard errors.
-        Where plain decoding was timed and no `break_even` is given, the newest rounds must have taken
-        longer than plain decoding of their tokens. Otherwise too small a share of the tested tokens
-        must have been accepted.
+        It should where 30 or more of the newest rounds drafted and took longer than plain decoding of
+        their tokens, by three standard errors.
         """
         with self._lock:
-            return disable_advice(self._newest, plain_estimates(self._plain), self.break_even)
+            return _advice(self._newest, _plain_estimates(self._plain))
 
     def snapshot(self, *, window: bool = False) -> Snapshot:
         """A copy of the sums and ratios of the run, or of the newest rounds."""
         with self._lock:
-            seconds = {size: known.value for size, known in plain_estimates(self._plain).items()}
-            if window:
-                return Snapshot.of(self._newest, seconds)
-            return self._run.copy(seconds)
-
-    def log_line(self) -> str:
-        """Statistics of the newest rounds on one line; times are per round."""
-        return self.snapshot(window=True).line()
+            seconds = {size: known.value for size, known in _plain_estimates(self._plain).items()}
+            if not window:
+                return self._run.copy(seconds)
+            newest = Snapshot(plain_seconds=seconds)
+            for done in self._newest:
+                newest.add(done)
+            return newest
 
     def as_dict(self) -> dict[str, Any]:
         """Statistics of run and window, and the decision, ready for JSON."""
@@ -179,23 +172,24 @@ class Monitor:
         return exposition(self.snapshot(), newest, decision.disable, prefix, given)
 
     def _see(self, done: TimedRound) -> None:
-        rows = tuple(
+        rows = [
             RequestCounts(
                 len(draft), verdict.num_accepted, len(verdict.token_ids), draft.tree.depth, reason
             )
             for draft, verdict, reason in zip(done.drafts, done.verdicts, done.reasons, strict=True)
             if verdict.token_ids
-        )
+        ]
         if rows:
-            draft, target, verify = done.times.draft, done.times.target, done.times.verify
-            self._add(RoundCounts.of(rows, draft, target, verify, done.times.total))
+            times = done.times
+            self._add(RecordedRound.of(rows, times.draft, times.target, times.verify, times.total))
 
-    def _add(self, done: RoundCounts) -> None:
+    def _add(self, done: RecordedRound) -> None:
         with self._lock:
             self._run.add(done)
             self._newest.append(done)
-            if done.seconds is not None and not done.drafted and done.emitted:
-                self._note_plain(len(done.rows), done.seconds, done.emitted)
+            stats = done.stats
+            if done.seconds is not None and not stats.num_drafts and stats.num_emitted_tokens:
+                self._note_plain(done.size, done.seconds, stats.num_emitted_tokens)
 
     def _note_plain(self, size: int, seconds: float, tokens: int) -> None:
         samples = self._plain.setdefault(size, deque(maxlen=self.window))
@@ -217,9 +211,7 @@ def _time(name: str, value: float | None) -> float | None:
     return seconds
 
 
-def _row(
-    drafted: int, accepted: int, emitted: int, depth: int, reason: PlainReason
-) -> RequestCounts:
+def _row(drafted: int, accepted: int, emitted: int, depth: int) -> RequestCounts:
     """The numbers of one request in one round.
 
     Raises:
@@ -230,4 +222,57 @@ def _row(
         raise ConfigError(f"{given}: accepted tokens are drafted on one path, and emitted.")
     if depth > drafted or bool(depth) != bool(drafted):
         raise ConfigError(f"{given}: a path has at least one token and at most all drafted ones.")
-    return RequestCounts(drafted, accepted, emitted, depth, reason)
+    return RequestCounts(drafted, accepted, emitted, depth, PlainReason.NOTHING_FOUND)
+
+
+def _plain_estimates(samples: Mapping[int, Iterable[tuple[float, int]]]) -> dict[int, Estimate]:
+    """Seconds per plain token by number of requests in a round, where enough tokens were timed.
+
+    Args:
+        samples: (seconds, tokens of all requests) by number of requests in a round.
+    """
+    made = {}
+    for size, pairs in samples.items():
+        seconds, tokens = zip(*pairs, strict=True)
+        if sum(tokens) >= LEAST_PLAIN_TOKENS * size and sum(seconds) > 0.0:
+            estimate = ratio_of_means(seconds, tokens)
+            # The error of a single sample is unknown; the rounds' own spread then decides alone.
+            made[size] = replace(estimate, standard_error=0.0) if len(tokens) == 1 else estimate
+    return made
+
+
+def _advice(rounds: Iterable[RecordedRound], plain: Mapping[int, Estimate]) -> DisableAdvice:
+    """Decide whether these rounds took longer than plain decoding of their tokens, beyond chance.
+
+    The test is on the sum of the seconds saved by round, not on a mean of ratios. A single round of an
+    hour then widens the interval by more than it moves the sum, and decides nothing.
+    """
+    drafting = [done for done in rounds if done.stats.num_drafts]
+    if len(drafting) < LEAST_ROUNDS:
+        few = f"{len(drafting)} of the newest rounds drafted"
+        return DisableAdvice(False, f"{few}; {LEAST_ROUNDS} are asked for before a decision.")
+    timed = [done for done in drafting if done.seconds and done.size in plain]
+    if len(timed) < LEAST_ROUNDS:
+        reason = (
+            "undecided: record the time of drafting rounds, and of plain ones of as many requests."
+        )
+        return DisableAdvice(False, reason)
+    saved, tokens = [], defaultdict[int, int](int)
+    for done in timed:
+        emitted = done.stats.num_emitted_tokens
+        tokens[done.size] += emitted
+        saved.append(emitted * plain[done.size].value - done.stats.seconds)
+    total, count = sum(saved), len(saved)
+    variance = count * sum((seconds - total / count) ** 2 for seconds in saved) / (count - 1)
+    variance += sum((number * plain[size].standard_error) ** 2 for size, number in tokens.items())
+    margin = WIDTH * math.sqrt(variance)
+    spent = sum(done.stats.seconds for done in timed)
+    speed, most = 1.0 + total / spent, 1.0 + (total + margin) / spent
+    measured = f"{speed:.2f} x plain decoding over {count} timed rounds"
+    if total - margin > 0.0:
+        return DisableAdvice(False, f"faster: {measured}.")
+    if total + margin < 0.0:
+        return DisableAdvice(True, f"slower: {measured}, at most {most:.2f} x allowing for chance.")
+    return DisableAdvice(
+        False, f"undecided: {measured}, and up to {most:.2f} x allowing for chance."
+    )

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeGuard
 
 from forerun.core import PlainReason, Stats
 
@@ -27,44 +28,49 @@ class RequestCounts(NamedTuple):
         return self.accepted + rejected
 
 
-class RoundCounts(NamedTuple):
-    """One round of a batch with its sums; times that are not known are None."""
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """One round of a batch.
 
-    rows: tuple[RequestCounts, ...]
-    drafted: int
-    tested: int
-    accepted: int
-    emitted: int
-    draft_seconds: float | None
-    target_seconds: float | None
-    verify_seconds: float | None
+    Args:
+        stats: counters of its requests, and the times that are known.
+        size: number of its requests.
+        tested: number of tested tokens by depth.
+        seconds: time of the round; None if it is unknown or not usable.
+    """
+
+    stats: Stats
+    size: int
+    tested: list[int]
     seconds: float | None
 
     @classmethod
     def of(
         cls,
-        rows: tuple[RequestCounts, ...],
+        rows: Iterable[RequestCounts],
         draft: float | None,
         target: float | None,
         verify: float | None,
         seconds: float | None,
-    ) -> RoundCounts:
+    ) -> RecordedRound:
         """A round with its usable times; one unusable time leaves the whole round untimed."""
-        drafted = sum(row.drafted for row in rows)
-        stages = [value if usable(value) else None for value in (draft, target, verify)]
-        gap = any(
-            value is not None and not usable(value) for value in (draft, target, verify, seconds)
-        )
+        rows, stats, tested = list(rows), Stats(), list[int]()
+        for row in rows:
+            stats.count_tokens(*row)
+            below = [int(depth < row.tested) for depth in range(row.depth)]
+            tested = list(map(sum, zip_longest(tested, below, fillvalue=0)))
+        stages = [value if usable(value) else 0.0 for value in (draft, target, verify)]
+        stats.draft_seconds, stats.target_seconds, stats.verify_seconds = stages
         verified = target is not None or verify is not None
-        if seconds is None and verified and (draft is not None or not drafted):
-            seconds = sum(value for value in stages if value is not None)
-        tested, accepted = sum(row.tested for row in rows), sum(row.accepted for row in rows)
-        emitted = sum(row.emitted for row in rows)
-        whole = None if gap else seconds
-        return cls(rows, drafted, tested, accepted, emitted, stages[0], stages[1], stages[2], whole)
+        if seconds is None and verified and (draft is not None or not stats.num_drafts):
+            seconds = sum(stages)
+        if any(t is not None and not usable(t) for t in (draft, target, verify, seconds)):
+            seconds = None
+        stats.seconds = seconds or 0.0
+        return cls(stats, len(rows), tested, seconds)
 
 
-def usable(seconds: float | None) -> bool:
+def usable(seconds: float | None) -> TypeGuard[float]:
     """True if a time is known, finite and not negative."""
     return seconds is not None and math.isfinite(seconds) and seconds >= 0.0
 
@@ -87,38 +93,23 @@ class Snapshot:
     num_untimed_rounds: int = 0
     timed_tokens: dict[int, int] = field(default_factory=dict)
     timed_seconds: dict[int, float] = field(default_factory=dict)
-    plain_seconds: dict[int, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, rounds: Iterable[RoundCounts], plain_seconds: Mapping[int, float]) -> Snapshot:
-        """A snapshot of the given rounds."""
-        made = cls(plain_seconds=dict(plain_seconds))
-        for done in rounds:
-            made.add(done)
-        return made
+    plain_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def copy(self, plain_seconds: Mapping[int, float]) -> Snapshot:
         """A copy of the sums with other times of plain decoding."""
-        return replace(deepcopy(self), plain_seconds=dict(plain_seconds))
+        return replace(deepcopy(self), plain_seconds=plain_seconds)
 
-    def add(self, done: RoundCounts) -> None:
+    def add(self, done: RecordedRound) -> None:
         """Add one round."""
-        stats, tested = self.stats, self.num_tested_tokens_per_pos
-        for row in done.rows:
-            stats.count_tokens(*row)
-            tested += [0] * (row.depth - len(tested))
-            for position in range(row.tested):
-                tested[position] += 1
-        stats.draft_seconds += done.draft_seconds or 0.0
-        stats.target_seconds += done.target_seconds or 0.0
-        stats.verify_seconds += done.verify_seconds or 0.0
-        stats.seconds += done.seconds or 0.0
-        size = len(done.rows)
+        self.stats = Stats.total((self.stats, done.stats))
+        both = zip_longest(self.num_tested_tokens_per_pos, done.tested, fillvalue=0)
+        self.num_tested_tokens_per_pos = list(map(sum, both))
         if done.seconds is None:
             self.num_untimed_rounds += 1
-        elif done.drafted:
-            self.timed_tokens[size] = self.timed_tokens.get(size, 0) + done.emitted
-            self.timed_seconds[size] = self.timed_seconds.get(size, 0.0) + done.seconds
+        elif done.stats.num_drafts:
+            tokens, seconds = self.timed_tokens, self.timed_seconds
+            tokens[done.size] = tokens.get(done.size, 0) + done.stats.num_emitted_tokens
+            seconds[done.size] = seconds.get(done.size, 0.0) + done.seconds
 
     @property
     def acceptance(self) -> float | None:
@@ -147,23 +138,21 @@ class Snapshot:
 
         None if no plain decoding was timed.
         """
-        sizes = self._sizes
-        if not sizes:
-            return None
-        return sum(self._plainly(size) - self.timed_seconds[size] for size in sizes)
+        plain, spent = self._compared
+        return plain - spent if spent else None
 
     @property
     def speedup(self) -> float | None:
         """Plain decoding's time / time of the timed rounds that drafted; None if plain time is unknown."""
-        spent = sum(self.timed_seconds[size] for size in self._sizes)
-        return sum(map(self._plainly, self._sizes)) / spent if spent else None
+        plain, spent = self._compared
+        return plain / spent if spent else None
 
     @property
-    def _sizes(self) -> list[int]:
-        return [size for size in self.timed_seconds if size in self.plain_seconds]
-
-    def _plainly(self, size: int) -> float:
-        return self.timed_tokens[size] * self.plain_seconds[size]
+    def _compared(self) -> tuple[float, float]:
+        """Seconds by plain decoding and as measured, over rounds of a size that was timed plainly."""
+        sizes = self.timed_seconds.keys() & self.plain_seconds.keys()
+        plain = sum(self.timed_tokens[size] * self.plain_seconds[size] for size in sizes)
+        return plain, sum(self.timed_seconds[size] for size in sizes)
 
     def as_dict(self) -> dict[str, Any]:
         """All counters and ratios, ready for JSON."""
@@ -177,21 +166,3 @@ class Snapshot:
             "seconds_saved": self.seconds_saved,
             "speedup": self.speedup,
         }
-
-    def line(self) -> str:
-        """The statistics as one line of a log; times are per round."""
-        stats = self.stats
-        rounds = stats.num_target_forwards
-        parts = [f"{rounds} rounds", f"{stats.num_drafts} drafted"]
-        if rounds:
-            parts.append(f"{stats.num_emitted_tokens / rounds:.2f} tokens a round")
-        if stats.num_drafts:
-            shares = " ".join(f"{share:.2f}" for share in self.acceptance_rate_per_pos)
-            parts.append(f"accepted {stats.acceptance_rate:.2f} of the drafted ({shares})")
-        if rounds and stats.seconds:
-            verifying = stats.target_seconds + stats.verify_seconds
-            parts.append(f"draft {1e3 * stats.draft_seconds / rounds:.1f} ms")
-            parts.append(f"verify {1e3 * verifying / rounds:.1f} ms")
-        if self.speedup is not None:
-            parts.append(f"{self.speedup:.2f} x plain, {self.seconds_saved:+.2f} s saved")
-        return "speculation: " + ", ".join(parts)
