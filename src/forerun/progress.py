@@ -40,13 +40,6 @@ def heard_by(hear: Callable[[str], None]) -> Iterator[None]:
         _hear.reset(token)
 
 
-@contextmanager
-def silent() -> Iterator[None]:
-    """Report and say nothing while the block runs."""
-    with watched_by(lambda *_: None), heard_by(lambda _: None):
-        yield
-
-
 def say(text: str) -> None:
     """Tell the listener, if there is one, a sentence that is not part of a result."""
     hear = _hear.get()

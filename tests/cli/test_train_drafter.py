@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from forerun.training.loop import Trainer
-from forerun.training.processes import Processes
 from tests.helpers.command_line import Cli
 from tests.helpers.drafter_runs import save_data
 
@@ -44,23 +43,6 @@ def test_the_end_of_a_training(cli: Cli, tmp_path: Path) -> None:
     content = json.loads(again.stdout)
     assert content["curve"] == own["report"]["curve"]
     assert content["tokens"] == own["report"]["tokens"]
-
-
-def test_another_process_of_a_training_prints_and_writes_nothing(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forerun.training.drafter_run.join", lambda: Processes(rank=1))
-    monkeypatch.setenv("RANK", "1")
-    result = cli.run(*command(cli, tmp_path, "--micro-batches", "2"))
-    assert (result.exit_code, result.output) == (0, "")
-    assert not (tmp_path / "head").exists()
-    # Nor does it have the model write conversations.
-    monkeypatch.chdir(tmp_path)
-    for name in ("NUM_CONVERSATIONS", "MAX_TOKENS", "PROMPT_TOKENS"):
-        monkeypatch.setenv(f"FORERUN_{name}", "4")
-    without = cli.run("train", "medusa", cli.target, *SMALL)
-    assert without.exit_code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
 def test_a_draft_model(cli: Cli, tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
 """Training a head from files to a directory: what is written drafts, interrupted runs go on to the same
-losses, several processes make the steps of one, and what is wrong is refused with nothing spoiled."""
+losses, micro-batches make one step, and what is wrong is refused with nothing spoiled."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +14,10 @@ from forerun import load
 from forerun.errors import ForerunError, TrainingError, UnsupportedModelError
 from forerun.heads.files import HeadFiles
 from forerun.params import SamplingParams
-from forerun.progress import heard_by
-from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import ExampleBatch
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import LossPart
 from forerun.training.objective import Drafts, Objective
-from forerun.training.processes import Processes, join
 from forerun.training.result import TrainingReport
 from forerun.training.target import Lesson
 from tests.helpers.covering import covering
@@ -192,60 +184,14 @@ def test_without_a_state_a_run_begins_anew(
     ]
 
 
-def _process(rank: int, port: int, out: Path, arguments: tuple[Any, ...]) -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update({"WORLD_SIZE": "2", "RANK": str(rank), **place})
-    kind, model, data = arguments
-    run = run_of(kind, model, data, out / "head", micro_batches=3, tokens=400)
-    if rank:
-        # It neither writes nor goes by figures of its own.
-        run.write = torch.save = None  # type: ignore[method-assign, assignment]
-        run.evaluate = AcceptanceTable  # type: ignore[method-assign]
-    said: list[str] = []
-    with heard_by(said.append):
-        report = run.run()
-    state = {name: tensor.tolist() for name, tensor in run.head.module.state_dict().items()}
-    lengths = [point.lengths for point in report.curve]
-    result = (losses_of(report), lengths, state, said)
-    (out / f"{rank}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_make_the_steps_of_one(
-    targets: dict[str, str], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three micro-batches a step, so that one process has two of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context, arguments = multiprocessing.get_context("spawn"), ("dspark", targets["llama"], data)
-    other = context.Process(target=_process, args=(1, port, tmp_path, arguments))
-    other.start()
-    run = run_of(*arguments, tmp_path / "one", micro_batches=3, tokens=400)
-    alone = losses_of(run.run())
-    with monkeypatch.context() as variables:
-        for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
-            variables.setenv(name, "")
-        _process(0, port, tmp_path, arguments)
-    other.join(60)
-    assert other.exitcode == 0
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    losses, lengths, weights, said = first
-    assert second == [losses, lengths, weights, []]
-    assert len(said) == 1 + len(losses)
-    assert [tokens for tokens, _ in losses] == [tokens for tokens, _ in alone]
-    assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in alone], rel=2e-3)
-    assert HeadFiles.open(tmp_path / "head").own["report"]["tokens"] > 0
-
-
-def test_processes_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(TrainingError, match="start them with torchrun"):
-        join()
-    monkeypatch.delenv("WORLD_SIZE")
-    assert join() == Processes(0, 1)
+def test_micro_batches_make_one_step(targets: dict[str, str], data: str, tmp_path: Path) -> None:
+    """Three of them, by the loss of all their tokens."""
+    run = run_of("dspark", targets["llama"], data, tmp_path, micro_batches=3, tokens=1)
+    parts = [run.head.objective(run.stream.batch(number)) for number in range(3)]
+    total, weight = sum(float(p.total.detach()) for p in parts), sum(p.weight for p in parts)
+    point = run.run().best
+    assert point.loss == pytest.approx(total / weight, rel=1e-4)
+    assert point.progress.tokens == sum(part.tokens for part in parts)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.training.overlap import KeptOut, key_of
+from forerun.training.answering import KeptOut, key_of
 
 LONG = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.training.compiled import compiled
-from forerun.training.losses import CHUNK, _rows, rejection_loss
+from forerun.training.losses import CHUNK, _rows, compiled, rejection_loss
 
 ROWS, VOCAB, WIDE, NARROW = CHUNK + 9, 23, 8, 3
 

@@ -21,9 +21,8 @@ from forerun.errors import ConfigError, TrainingError
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question
 from forerun.progress import report
-from forerun.training.answering import Answering, Exchange
+from forerun.training.answering import Answering, Exchange, KeptOut, key_of
 from forerun.training.conversations import RECORDS, Record
-from forerun.training.overlap import KeptOut, key_of
 from forerun.training.settings import DataSettings
 
 # Default number of conversations if the model writes the questions and no limit is given.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -99,8 +98,7 @@ def data_of(model: str, threads: int | None) -> str:
         TrainingError: for a file of that name with another model's answers.
     """
     file = _file_of(model)
-    # Of several processes none writes: they would write the same.
-    if Path(file).exists() or "RANK" in os.environ:
+    if Path(file).exists():
         _refuse_other_model(file, model)
         return file
     asked = {**from_variables(DataRequest), "model": model, "threads": threads}

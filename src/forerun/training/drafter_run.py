@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +18,7 @@ from forerun.files import lock, printable, reason
 from forerun.heads.files import BY_RANK, CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
-from forerun.progress import say, silent
+from forerun.progress import say
 from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import (
     BatchStream,
@@ -33,7 +32,6 @@ from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
 from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
-from forerun.training.processes import join
 from forerun.training.result import TrainingReport, Validation, card_of
 from forerun.training.settings import DrafterSettings, HeadSettings
 from forerun.training.untrained import (
@@ -71,7 +69,6 @@ class DrafterRun:
 
     Attributes:
         kind: name of the method that drafts with the drafter.
-        processes: processes that train together; the first one alone writes and says something.
         report: figures of the training.
 
     Raises:
@@ -88,7 +85,7 @@ class DrafterRun:
         out: Path,
         begin_with: str | None = None,
     ) -> None:
-        self.processes, self.checkpoint = join(), Checkpoint.open(model)
+        self.checkpoint = Checkpoint.open(model)
         self.settings, self.own, self.out = settings, own, out
         self.kind = METHODS.get(kind, kind)
         summary = self.checkpoint.summary
@@ -118,8 +115,7 @@ class DrafterRun:
             CheckpointError: if the drafter cannot be written; the earlier files then stay.
         """
         work = self.out / WORK
-        turn: AbstractContextManager[object] = _locked(work) if self.processes.first else silent()
-        with turn:
+        with _locked(work):
             self._train(work / "state.pt")
         return self.report
 
@@ -130,7 +126,6 @@ class DrafterRun:
             self._training_settings(),
             state,
             recipe=self._fixed_recipe(),
-            processes=self.processes,
         )
         self.report.resume(trainer.notes)
         self._announce()
@@ -171,11 +166,10 @@ class DrafterRun:
     def _judge(self, trainer: Trainer) -> None:
         """Validate, and write the drafter if it is the best so far."""
         table, progress = self.evaluate(), Spent(**vars(trainer.progress))
-        # All processes go by the same figures, so they stop together.
-        figures = self.processes.from_first((table.lengths, table.positions, table.by_rank))
+        figures = (table.lengths, table.positions, table.by_rank)
         point = Validation(progress, trainer.last_loss, *figures)
         self.report.curve.append(point)
-        if self.report.best is point and self.processes.first:
+        if self.report.best is point:
             self.write()
         trainer.notes = self.report.notes()
         trainer.save()

@@ -47,7 +47,7 @@ class DSparkModule(PublishedModule):
         context = self.normed(self.linear(states, "fc"), "hidden_norm")
         slots = torch.arange(states.shape[1], device=anchors.device)
         positions = (anchors[..., None] + torch.arange(size, device=anchors.device)).flatten(1)
-        seen = _seen(anchors, len(slots), size, causal=self.config.causal)
+        seen = _seen(anchors, len(slots), size)
         hidden = blocks.flatten(1, 2)
         for layer in range(self.shape.num_layers):
             normed = self.normed(hidden, f"layers.{layer}.input_layernorm")
@@ -104,7 +104,7 @@ class DSparkObjective(Objective):
         return Drafts(following, factors, self.module.confidence(states, before))
 
 
-def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
+def _seen(anchors: Tensor, width: int, size: int) -> Tensor:
     """Attention mask of blocks, bool [B, 1, A * size, width + A * size].
 
     A position sees the keys of the text before its block, and the keys of its own block.
@@ -113,13 +113,12 @@ def _seen(anchors: Tensor, width: int, size: int, *, causal: bool) -> Tensor:
         anchors: position of each block's first token, [B, A].
         width: tokens of the text.
         size: tokens of a block.
-        causal: True if a position of a block does not see later ones.
     """
     (batch, count), device = anchors.shape, anchors.device
     text = torch.arange(width, device=device) < anchors.repeat_interleave(size, dim=1)[..., None]
     within = torch.ones(size, size, dtype=torch.bool, device=device)
     blocks = torch.eye(count, dtype=torch.bool, device=device)
-    own = torch.kron(blocks, within.tril() if causal else within)
+    own = torch.kron(blocks, within)
     return torch.cat((text, own.expand(batch, -1, -1)), dim=-1)[:, None]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import ConfigError, TrainingError
+from forerun.errors import TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.objective import Drafts, Objective, at
@@ -27,23 +27,14 @@ class Eagle3Module(PublishedModule):
     """An EAGLE-3 head in training.
 
     Args:
-        config: config of the head, with one layer and without `regression`.
+        config: config of the head, of one layer and without flags.
         lm_head: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size]; they
             are the head's output rows, which are not trained.
-
-    Raises:
-        ConfigError: for a config that forerun can read but not train.
     """
 
     def __init__(self, config: Eagle3Config, lm_head: Tensor) -> None:
-        layers = config.layers
-        if config.regression or layers.num_layers != 1 or layers.windows != (None,):
-            raise ConfigError(
-                "EAGLE-3 heads of one layer without a sliding window are trained; others are read as they "
-                "were published."
-            )
         shapes = {name: shape for name, shape in config.shapes().items() if name != "d2t"}
-        super().__init__(layers, shapes, {"lm_head.weight": lm_head})
+        super().__init__(config.layers, shapes, {"lm_head.weight": lm_head})
         self.config = config
         if config.target_hidden_size == config.layers.hidden_size:
             with torch.no_grad():
@@ -65,8 +56,8 @@ class Eagle3Module(PublishedModule):
         Returns:
             Hidden states, [B, A, steps, hidden_size].
         """
-        fused = self._fused(states)[:, :-1]
-        context, _ = self._inputs(embeddings[:, 1:], fused)
+        fused = self.linear(states, "fc")[:, :-1]
+        context = self._joined(embeddings[:, 1:], fused)
         slots = torch.arange(context.shape[1], device=anchors.device)
         keys, values = self.heads(context, "kv", slots[None])
         unseen = keys.new_zeros(anchors.shape[0], 1, anchors.shape[1], len(slots))
@@ -78,13 +69,12 @@ class Eagle3Module(PublishedModule):
         for step in range(steps):
             positions = anchors + step
             following = at(embeddings, (positions + 1).clamp(max=last))
-            joined, residual = self._inputs(following, hidden)
+            joined = self._joined(following, hidden)
             query, key, value = self.heads(joined, "qkv", positions)
             if step:
                 drafted.append((key, value))
-            hidden = self.rest(residual, attend_drafts(query, keys, values, unseen, drafted))
+            hidden = self.rest(hidden, attend_drafts(query, keys, values, unseen, drafted))
             outputs.append(self.normed(hidden, "norm"))
-            hidden = outputs[-1] if self.config.norm_output else hidden
         return torch.stack(outputs, dim=2)
 
     def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
@@ -96,22 +86,10 @@ class Eagle3Module(PublishedModule):
             tensors["t2d"][token_ids] = True
         return tensors
 
-    def _fused(self, states: Tensor) -> Tensor:
-        """The target's states [B, S, W] fused into the head's input, [B, S, hidden_size]."""
-        if self.config.norm_before_fc:
-            states = self.normed(states, "input_norm")
-        if self.config.fc_norm:
-            parts = torch.split(states, self.config.target_hidden_size, dim=-1)
-            normed = [self.normed(part, f"fc_norm.{at}") for at, part in enumerate(parts)]
-            states = torch.cat(normed, dim=-1)
-        return self.linear(states, "fc")
-
-    def _inputs(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Input of the attention, and the residual that its output is added to."""
+    def _joined(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """Input of the attention."""
         own = self.normed(hidden, "layers.0.hidden_norm")
-        beside = self.normed(embeddings, "layers.0.input_layernorm")
-        residual = own if self.config.norm_before_residual else hidden
-        return torch.cat((beside, own), dim=-1), residual
+        return torch.cat((self.normed(embeddings, "layers.0.input_layernorm"), own), dim=-1)
 
 
 def attend_drafts(

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from forerun.errors import TrainingError
 from forerun.files import atomic_path
 from forerun.progress import report
-from forerun.training.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +114,6 @@ class Trainer:
         settings: budget and schedule.
         state: file that a run resumes from.
         recipe: what the state depends on, in JSON's types.
-        processes: processes that share the micro-batches of each step.
 
     Attributes:
         notes: what a caller needs to go on, in JSON's types; saved with the state.
@@ -132,7 +130,6 @@ class Trainer:
         state: Path,
         *,
         recipe: Mapping[str, Any] = MappingProxyType({}),
-        processes: Processes = ALONE,
     ) -> None:
         self.model, self.loss, self.settings = model, loss, settings
         self.state_path, self.recipe = state, dict(recipe)
@@ -141,7 +138,6 @@ class Trainer:
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.progress = Spent()
         self.last_loss = float("nan")
-        self._processes = processes
         self._saved_at = time.monotonic()
         self._saved: tuple[int, dict[str, Any]] = (-1, {})
         if state.exists():
@@ -170,9 +166,7 @@ class Trainer:
         started = time.monotonic()
         self.progress.tokens += self._step(parts)
         self.progress.steps += 1
-        # All processes count the same seconds, so they stop together.
-        seconds = torch.tensor(time.monotonic() - started, dtype=torch.float64)
-        self.progress.seconds += float(self._processes.sum(seconds)) / self._processes.count
+        self.progress.seconds += time.monotonic() - started
         if self.progress.steps % self.settings.log_every_steps == 0:
             logger.info("loss %.4f at %s", self.last_loss, self.progress)
         if time.monotonic() - self._saved_at > self.settings.save_every_seconds:
@@ -180,21 +174,19 @@ class Trainer:
 
     def _step(self, parts: Sequence[Any]) -> int:
         """Take one step of the optimizers; returns the number of tokens used."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        total, weight, tokens = 0.0, 0.0, 0
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        for micro_batch in self._processes.share(parts):
+        for micro_batch in parts:
             part = self.loss(micro_batch)
             part.total.backward()  # type: ignore[no-untyped-call]
-            sums += torch.tensor((part.total.item(), part.weight, part.tokens), dtype=torch.float64)
-        total, weight, tokens = self._processes.sum(sums).tolist()
+            total += part.total.item()
+            weight += part.weight
+            tokens += part.tokens
         self.last_loss = total / weight if weight else 0.0
         self._refuse_nonsense("loss", self.last_loss)
         for parameter in trained:
-            if parameter.grad is None and self._processes.count > 1:
-                # Another process may have a gradient here, and all must take part in every sum.
-                parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
-                parameter.grad = self._processes.sum(parameter.grad).div_(max(weight, 1e-9))
+                parameter.grad.div_(max(weight, 1e-9))
         norm = nn.utils.clip_grad_norm_(trained, self.settings.clip)
         self._refuse_nonsense("gradient's norm", float(norm))
         fraction = self.progress.fraction(self.settings)
@@ -203,7 +195,7 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad()
-        return int(tokens)
+        return tokens
 
     def _refuse_nonsense(self, what: str, value: float) -> None:
         """End training before a step that would ruin the weights.
@@ -234,9 +226,8 @@ class Trainer:
             "progress": asdict(self.progress),
         }
         try:
-            if self._processes.first:
-                with atomic_path(self.state_path) as temporary:
-                    torch.save(state, temporary)
+            with atomic_path(self.state_path) as temporary:
+                torch.save(state, temporary)
         except (OSError, RuntimeError) as error:
             raise TrainingError(
                 f"{self.state_path} cannot be written ({error}); the state before stays."

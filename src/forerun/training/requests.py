@@ -30,12 +30,12 @@ class TrainRequest:
     kind: ClassVar[str]
     more: ClassVar[str] = """
 
-        MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. The data are its own
-        answers, written by 'forerun train data MODEL', which runs first if there are none. Training shows
-        the expected acceptance length on held-out conversations, computed from the probabilities of both
-        models, keeps the best weights, and stops when that length no longer grows. The same command
-        resumes an earlier run.
-        """
+    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. The data are its own
+    answers, written by 'forerun train data MODEL', which runs first if there are none. Training shows
+    the expected acceptance length on held-out conversations, computed from the probabilities of both
+    models, keeps the best weights, and stops when that length no longer grows. The same command
+    resumes an earlier run.
+    """
 
     model: Text = option(
         description="The target, whose answers are learned.", section="Training", argument=True
@@ -131,6 +131,4 @@ def train(request: TrainRequest) -> Result:
             f"{out / 'training'} keeps the training; the same command goes on from its last saved step"
         )
         raise
-    if not run.processes.first:
-        raise SystemExit(0)  # The first process gives the result.
     return replace(result_of(run.kind, str(out), run.content()), device=run.target.device)

@@ -63,9 +63,7 @@ class DrafterSettings:
     micro_batch_tokens: int = Field(
         default=1024, ge=16, le=2**24, description="Tokens of a micro-batch."
     )
-    micro_batches: int = Field(
-        default=1, ge=1, le=2**16, description="Micro-batches of a step, over all processes."
-    )
+    micro_batches: int = Field(default=1, ge=1, le=2**16, description="Micro-batches of a step.")
     matrix_learning_rate: float = Field(
         default=0.02, gt=0.0, le=10.0, description="Learning rate of the layers' matrices (Muon)."
     )

@@ -20,11 +20,9 @@ from forerun.core import Batch, LogitsFor
 from forerun.errors import ConfigError
 from forerun.heads.layers import borrowed_rows
 from forerun.models.memory import available_bytes
-from forerun.training.compiled import compiled, filled
 from forerun.training.conversations import Example, ExampleBatch
+from forerun.training.losses import CHUNK, compiled, filled
 
-# Rows of logits that are computed at once.
-CHUNK = 256
 # Share of the initially free memory that stays free.
 LEFT_FREE = 0.5
 CPU = torch.device("cpu")
