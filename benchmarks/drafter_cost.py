@@ -37,8 +37,8 @@ from forerun.core import (
     Request,
     Verdict,
 )
+from forerun.drafters.automaton import SuffixAutomaton
 from forerun.drafters.base import BaseDrafter
-from forerun.drafters.lookup.automaton import SuffixAutomaton
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from forerun.drafters.token_recycling import RANK_SHARES, TokenRecyclingDrafter

@@ -13,12 +13,12 @@ import torch
 from forerun.compression import METHODS, Compression
 from forerun.contracts import Drafter
 from forerun.core import NO_HINTS, Hints, View
+from forerun.drafters.automaton import SuffixAutomaton
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
-from forerun.drafters.lookup.automaton import SuffixAutomaton
 from forerun.drafters.medusa import MedusaDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.prediction import PredictionDrafter

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from forerun.core import Draft, Drawing, Plan, Request
+from forerun.drafters.draft_cache import LARGEST_SHARED_CATCH_UP
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.model.draft_cache import LARGEST_SHARED_CATCH_UP
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.randomness import Randomness

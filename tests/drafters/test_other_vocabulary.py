@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import forerun
 from forerun.core import Drawing, Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.model.retokenizer import Translation
-from forerun.drafters.model.vocabulary import SharedVocabulary, SpelledVocabulary
+from forerun.drafters.translation import SharedVocabulary, SpelledVocabulary, Translation
 from forerun.errors import IncompatibleDraftError
 from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Draft, Hints, Plan, Request, Tree
-from forerun.drafters.lookup.automaton import SuffixAutomaton
-from forerun.drafters.lookup.store import Namespaces, SuffixStore
-from forerun.drafters.suffix import CONFIDENCES, TOKENS_PER_MATCHED, SuffixDrafter
+from forerun.drafters.automaton import SuffixAutomaton
+from forerun.drafters.base import Namespaces
+from forerun.drafters.suffix import CONFIDENCES, TOKENS_PER_MATCHED, SuffixDrafter, SuffixStore
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.params import SamplingParams

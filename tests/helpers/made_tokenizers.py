@@ -19,8 +19,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from forerun.drafters.model.retokenizer import Retokenizer
-from forerun.drafters.model.vocabulary import SpelledVocabulary
+from forerun.drafters.translation import Retokenizer, SpelledVocabulary
 
 PROSE = [
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",

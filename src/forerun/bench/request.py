@@ -10,7 +10,7 @@ from pydantic import Field
 
 from forerun.bench.peers import peer_names
 from forerun.bench.settings import CHAIN, FIXED
-from forerun.drafters.lookup.corpus import CorpusOptions
+from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import ConfigError, UnknownNameError

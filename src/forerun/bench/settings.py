@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
-from forerun.drafters.lookup.corpus import CorpusOptions
+from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.resolve import choose, default_method
 from forerun.errors import ConfigError, UnknownNameError

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,6 +67,7 @@ def command_of(name: str, row: Row) -> click.Command:
             raise
         return give(result, files)
 
+    about = (kind.__doc__ or "").partition("\n\nArgs:")[0]
     return Command(
         name,
         params=[
@@ -74,7 +76,7 @@ def command_of(name: str, row: Row) -> click.Command:
             config_option(),
         ],
         callback=callback,
-        help=(kind.__doc__ or "").partition("\n\nArgs:")[0] + getattr(kind, "more", ""),
+        help=f"{about}\n\n{cleandoc(getattr(kind, 'more', ''))}",
         common=getattr(kind, "common", ()),
         hidden=getattr(kind, "hidden", ()),
         example=row.example,

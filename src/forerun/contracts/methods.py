@@ -49,7 +49,7 @@ class DrafterSetup:
         encode: turns text into token ids, without the tokens that open a prompt; None without a
             tokenizer.
         tree_slots: slots per row for the nodes of trees; 0 if only chains are drafted.
-        translation: a `drafters.model.retokenizer.Translation` if the vocabularies differ.
+        translation: a `drafters.translation.Translation` if the vocabularies differ.
         head: a `heads.files.HeadFiles` if the user named a head.
     """
 

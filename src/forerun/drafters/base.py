@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
+
+T = TypeVar("T")
 
 # Approximate cost of drafting and checking a further token, in plain rounds.
 LEAST_CONFIDENCE = 0.1
@@ -172,6 +175,34 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
         ids = torch.cat([ids, rest.expand(len(ids), -1)], 1)
     best: Tensor = ids.gather(1, logits.gather(1, ids).topk(count).indices)
     return best
+
+
+class Namespaces(Generic[T]):
+    """One object for each of the most recently used namespaces.
+
+    Args:
+        make: makes a new object.
+        most: most namespaces.
+    """
+
+    def __init__(self, make: Callable[[], T], most: int) -> None:
+        self._make, self._most = make, most
+        self._kept: OrderedDict[str, T] = OrderedDict()
+
+    def get(self, name: str) -> T | None:
+        """The namespace's object, marked as used now, or None."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+        return self._kept.get(name)
+
+    def get_or_make(self, name: str) -> T:
+        """The namespace's object, marked as used now; a new one replaces the least recently used."""
+        if name not in self._kept:
+            if len(self._kept) == self._most:
+                self._kept.popitem(last=False)
+            self._kept[name] = self._make()
+        self._kept.move_to_end(name)
+        return self._kept[name]
 
 
 class LookupDrafter(BaseDrafter):

@@ -17,7 +17,7 @@ from forerun.options import known, options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.drafters.model.retokenizer import Translation
+    from forerun.drafters.translation import Translation
     from forerun.randomness import Randomness
     from forerun.trees.growth import Growth
 
@@ -73,7 +73,7 @@ class DraftModelDrafter(BaseDrafter):
         translation: Translation | None = None,
         tree_slots: int = MOST_NODES,
     ) -> None:
-        from forerun.drafters.model.draft_cache import DraftCache
+        from forerun.drafters.draft_cache import DraftCache
 
         self.model, self.translation = model, translation
         self.vocab_size = self._vocab_size = vocab_size or model.vocab_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 from weakref import WeakValueDictionary
 
@@ -15,13 +16,14 @@ from pydantic import Field
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, Plan, Request
-from forerun.drafters.base import LookupDrafter
-from forerun.drafters.lookup.automaton import Match, SuffixAutomaton
-from forerun.drafters.lookup.corpus import CorpusOptions, open_corpus
-from forerun.drafters.lookup.store import SuffixStore
+from forerun.drafters.automaton import Match, SuffixAutomaton
+from forerun.drafters.base import LookupDrafter, Namespaces
+from forerun.drafters.corpus import CorpusOptions, open_corpus
 from forerun.options import options
 from forerun.trees.host import grow_on_host
 
+# Number of namespaces whose outputs are stored; the most recently used ones stay.
+MOST_NAMESPACES = 64
 # Tokens drafted for each token of the match.
 TOKENS_PER_MATCHED = 3
 # Tokens of a match in a corpus that count as one token of a match in the text itself, because in many texts
@@ -38,6 +40,37 @@ BYTES_PER_TOKEN = 400
 # at temperature 0.7 over 60 held-out prompts, at most 16 tokens per draft.
 CONFIDENCES = ((0, 0.0), (1, 0.32), (2, 0.38), (3, 0.45), (13, 0.56), (20, 0.7), (40, 0.92))
 _LEAST = [least for least, _ in CONFIDENCES]
+
+
+class SuffixStore:
+    """Earlier outputs of each namespace, in two automata, because an automaton cannot forget.
+
+    The newer automaton takes outputs up to half of the limit. Then it becomes the older one, and
+    the older one before is dropped.
+
+    Args:
+        most_tokens: tokens stored for each namespace; 0 stores nothing.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self._half = most_tokens // 2
+        self._pairs: Namespaces[list[SuffixAutomaton]] = Namespaces(
+            lambda: [SuffixAutomaton(), SuffixAutomaton()], MOST_NAMESPACES
+        )
+
+    def add(self, namespace: str, token_ids: Sequence[int]) -> None:
+        """Store an output, or the end of one longer than half the limit, for its namespace."""
+        if not self._half or not token_ids:
+            return
+        pair, newest = self._pairs.get_or_make(namespace), token_ids[-self._half :]
+        if pair[0].num_tokens + len(newest) > self._half:
+            pair[:] = SuffixAutomaton(), pair[0]
+        pair[0].extend(newest)
+        pair[0].end_text()
+
+    def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:
+        """The automata of a namespace that hold outputs, the newer first."""
+        return tuple(own for own in self._pairs.get(namespace) or () if own.num_tokens)
 
 
 class _Found(NamedTuple):

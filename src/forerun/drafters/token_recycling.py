@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from forerun.contracts import DrafterSetup
 from forerun.core import NO_DRAFT, Draft, ForwardOutput, Plan, Request, Verdict
-from forerun.drafters.base import LookupDrafter, likeliest
-from forerun.drafters.lookup.store import Namespaces
+from forerun.drafters.base import LookupDrafter, Namespaces, likeliest
 from forerun.trees.host import Child, grow_on_host
 
 # Modules that need torch or NumPy are imported where they are used: the help is read without them.

@@ -14,7 +14,7 @@ from forerun.contracts import CausalLM, Drafter, DrafterSetup, Policy
 from forerun.core import MOST_NODES
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
-from forerun.drafters.model.retokenizer import Translation
+from forerun.drafters.translation import Translation
 from forerun.engine.engine import Engine
 from forerun.engine.model_options import DEFAULT_MODEL, context_of
 from forerun.engine.resolve import (

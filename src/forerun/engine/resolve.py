@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.contracts import Drafter, Policy
 from forerun.core import Tree
 from forerun.drafters import drafters_of
-from forerun.drafters.lookup.corpus import CorpusOptions
+from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_names
 from forerun.engine.settings import SizeOptions, check_part, refuse_unknown
 from forerun.errors import ConfigError, shown

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.base import HeadOptions
-from forerun.drafters.lookup.corpus import CorpusOptions
+from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import DEFAULT_MODEL
 from forerun.engine.resolve import RENAMED, default_method, pick_method

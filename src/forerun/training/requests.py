@@ -28,9 +28,9 @@ class TrainRequest:
     """A drafter for a model, from the model's own answers."""
 
     kind: ClassVar[str]
-    more: ClassVar[str] = """
-
-    MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. The data are its own
+    more: ClassVar[
+        str
+    ] = """MODEL is a checkpoint's directory, a GGUF file, a hub id, zoo or smollm2. The data are its own
     answers, written by 'forerun train data MODEL', which runs first if there are none. Training shows
     the expected acceptance length on held-out conversations, computed from the probabilities of both
     models, keeps the best weights, and stops when that length no longer grows. The same command

@@ -13,8 +13,7 @@ from tokenizers import (
     models,
 )
 
-from forerun.drafters.model.retokenizer import Translation
-from forerun.drafters.model.vocabulary import SharedVocabulary, SpelledVocabulary
+from forerun.drafters.translation import SharedVocabulary, SpelledVocabulary, Translation
 from forerun.errors import IncompatibleDraftError
 from tests.helpers.made_tokenizers import (
     CODE,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from forerun.contracts import DrafterSetup
-from forerun.drafters.lookup.automaton import SuffixAutomaton
+from forerun.drafters.automaton import SuffixAutomaton
 from forerun.errors import ConfigError
 from forerun.files import is_regular, printable, read_text, size_text
 from forerun.options import FileName, option, options

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.drafters.lookup.automaton import (
+from forerun.drafters.automaton import (
     MOST_CHILDREN,
     MOST_COUNTED,
     ROOT,

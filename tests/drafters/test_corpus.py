@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.drafters.lookup import corpus as module
-from forerun.drafters.lookup.corpus import Texts
+from forerun.drafters import corpus as module
+from forerun.drafters.corpus import Texts
 from forerun.errors import ConfigError
 
 

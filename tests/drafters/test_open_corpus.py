@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from forerun.contracts import DrafterSetup
-from forerun.drafters.lookup import corpus as module
-from forerun.drafters.lookup.automaton import Match, SuffixAutomaton
-from forerun.drafters.lookup.corpus import open_corpus
+from forerun.drafters import corpus as module
+from forerun.drafters.automaton import Match, SuffixAutomaton
+from forerun.drafters.corpus import open_corpus
 from forerun.errors import ConfigError
 from forerun.testing import ToyModel
 

@@ -1,1 +1,0 @@
-"""Parts of the draft-model method: its cache, and drafts in another vocabulary."""
