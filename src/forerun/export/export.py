@@ -56,7 +56,7 @@ def config_of(head: PublishedHead, target: Target, reading: Reading) -> dict[str
         "head_dim": shape.head_dim,
         "hidden_act": reading.activation,
         "rms_norm_eps": shape.norm_eps,
-        "attention_bias": bool(layers.get("attention_bias", False)),
+        "attention_bias": reading.qkv_bias,
         "mlp_bias": False,
         "max_position_embeddings": layers.get("max_position_embeddings"),
         "rope_parameters": rope,

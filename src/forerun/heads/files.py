@@ -248,7 +248,6 @@ def refuse_other_target(
     *,
     hidden_size: int,
     vocab_size: int | None = None,
-    num_layers: int | None = None,
 ) -> None:
     """Refuse a head that was trained for another target than the one that it is to draft for.
 
@@ -256,7 +255,7 @@ def refuse_other_target(
         name: name of the head, for messages.
         target: the target to draft for.
         hidden_size: hidden size of the target that it was trained for.
-        vocab_size, num_layers: further sizes of that target, if the head states them.
+        vocab_size: size of its vocabulary, if the head states it.
 
     Raises:
         IncompatibleDraftError: with both numbers.
@@ -264,7 +263,6 @@ def refuse_other_target(
     pairs = (
         ("hidden size", hidden_size, target.hidden_size),
         ("vocabulary", vocab_size, target.vocab_size),
-        ("number of layers", num_layers, target.num_layers),
     )
     for what, ours, theirs in pairs:
         if ours is not None and ours != theirs:

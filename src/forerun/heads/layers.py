@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -20,6 +20,7 @@ from forerun.contracts import (
 from forerun.errors import CheckpointError, ConfigError
 from forerun.kv_cache.fit import check_row
 from forerun.models.architecture import Architecture
+from forerun.models.layouts import layout_of
 from forerun.models.rope import frequencies
 from forerun.sampling import DraftVocabulary
 
@@ -34,6 +35,16 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by published name."""
 
 
+def _parts(shape: Architecture, index: int) -> Iterator[tuple[str, Shapes]]:
+    """The parts of a layer, by the names of `LayerShape`, with their published tensors."""
+    prefix = f"layers.{index}."
+    for fused in layout_of(shape).tensors:
+        if fused.name.startswith(prefix):
+            name, _, kind = fused.name.removeprefix(prefix).rpartition(".")
+            shapes = {part.key.removeprefix("model."): part.shape for part in fused.parts}
+            yield f"{name}_bias" if kind == "bias" else name, shapes
+
+
 def layer_shapes(shape: Architecture, index: int, width: int | None = None) -> Shapes:
     """Shapes of a layer's published tensors.
 
@@ -42,28 +53,12 @@ def layer_shapes(shape: Architecture, index: int, width: int | None = None) -> S
         index: index of the layer.
         width: size of the hidden states that its attention reads, if not `hidden_size`.
     """
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    width, prefix = width or hidden, f"layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    shapes: Shapes = {
-        f"{attention}.q_proj.weight": (queries, width),
-        f"{attention}.k_proj.weight": (keys, width),
-        f"{attention}.v_proj.weight": (keys, width),
-        f"{attention}.o_proj.weight": (hidden, queries),
-        f"{mlp}.gate_proj.weight": (inner, hidden),
-        f"{mlp}.up_proj.weight": (inner, hidden),
-        f"{mlp}.down_proj.weight": (hidden, inner),
-        f"{prefix}.input_layernorm.weight": (hidden,),
-        f"{prefix}.post_attention_layernorm.weight": (hidden,),
-    }
-    biases = [(attention, "qkv", shape.attention_bias), (attention, "o", shape.output_bias)]
-    for part, names, has in (*biases, (mlp, ("gate", "up", "down"), shape.mlp_bias)):
-        for name in names if has else ():
-            shapes[f"{part}.{name}_proj.bias"] = shapes[f"{part}.{name}_proj.weight"][:1]
-    if shape.query_key_norm:
-        shapes |= {f"{attention}.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
-    return shapes
+    made: Shapes = {}
+    for name, shapes in _parts(shape, index):
+        if name == "qkv" and width is not None:
+            shapes = {key: (rows, width) for key, (rows, _) in shapes.items()}
+        made |= shapes
+    return made
 
 
 def layer(
@@ -89,24 +84,11 @@ def layer(
     Raises:
         CheckpointError: for weights that cannot run.
     """
-    prefix = f"layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    weights = {
-        "qkv": _stacked(tensors, attention, "qkv", "weight"),
-        "qkv_bias": _stacked(tensors, attention, "qkv", "bias"),
-        "output": tensors[f"{attention}.o_proj.weight"],
-        "output_bias": tensors.get(f"{attention}.o_proj.bias"),
-        "q_norm": tensors.get(f"{attention}.q_norm.weight"),
-        "k_norm": tensors.get(f"{attention}.k_norm.weight"),
-        "mlp_norm": tensors[f"{prefix}.post_attention_layernorm.weight"],
-        "gate_up": _stacked(tensors, mlp, ("gate", "up"), "weight"),
-        "gate_up_bias": _stacked(tensors, mlp, ("gate", "up"), "bias"),
-        "down": tensors[f"{mlp}.down_proj.weight"],
-        "down_bias": tensors.get(f"{mlp}.down_proj.bias"),
-    }
-    for place, name in enumerate(input_norms):
-        weights[f"input_norm.{place}"] = tensors.get(f"{prefix}.{name}.weight")
-    given = {name: weight for name, weight in weights.items() if weight is not None}
+    own = {name: list(shapes) for name, shapes in _parts(shape, index) if name != "input_norm"}
+    for place, norm in enumerate(input_norms):
+        own[f"input_norm.{place}"] = [f"layers.{index}.{norm}.weight"]
+    found = {name: [tensors[key] for key in keys if key in tensors] for name, keys in own.items()}
+    weights = {name: torch.cat(stacked) for name, stacked in found.items() if stacked}
     inverse, scale = frequencies(shape)
     inner = LayerShape(
         shape.num_heads,
@@ -120,7 +102,7 @@ def layer(
         inputs=len(input_norms),
         normed_residual=normed_residual,
     )
-    return modules.layer(inner, given)
+    return modules.layer(inner, weights)
 
 
 class BlockCache:
@@ -154,15 +136,6 @@ class BlockCache:
         """Forget the tokens of `row` after the first `length`."""
         for cache in self.layers:
             cache.trim(row, length)
-
-
-def _stacked(
-    tensors: Mapping[str, Tensor], owner: str, names: Sequence[str], part: str
-) -> Tensor | None:
-    """The weights or biases of projections that read the same input, stacked; None if there are none."""
-    parts = [tensors.get(f"{owner}.{name}_proj.{part}") for name in names]
-    there = [tensor for tensor in parts if tensor is not None]
-    return torch.cat(there) if there else None
 
 
 def embedding(target: CausalLM, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
