@@ -83,7 +83,8 @@ def test_a_draft_begins_with_spread_layers_of_its_target(
 ) -> None:
     """Layers 0 and 2 of three, its embedding, its output head and its final norm."""
     run = run_of("draft", targets[family], data, tmp_path, own={"layers": 2})
-    theirs, ours = load_file(Path(targets[family]) / "model.safetensors"), run.head.tensors()
+    theirs = load_file(Path(targets[family]) / "model.safetensors")
+    ours = dict(run.head.module.named_parameters())
     for name, tensor in ours.items():
         stored = theirs[name.replace("layers.1.", "layers.2.")]
         near = {"rtol": 1e-2, "atol": 1e-2} if "layers" not in name else {"rtol": 0, "atol": 0}
@@ -110,7 +111,7 @@ def test_training_accepts_more(
         validate_minutes=1e3,
         learning_rate=0.01,
     )
-    before = {name: tensor.clone() for name, tensor in run.head.tensors().items()}
+    before = {name: own.detach().clone() for name, own in run.head.module.named_parameters()}
     batches = [run.stream.batch(number) for number in range(4)]
     first = run.head.objective.evaluate(batches)
     report = run.run()

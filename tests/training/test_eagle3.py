@@ -4,23 +4,19 @@ that falls on its own expected acceptance."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import TrainingError
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
-from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import model_from_tensors
 from forerun.training.acceptance import mean_of
 from forerun.training.conversations import Example, ExampleBatch
-from forerun.training.eagle3 import Eagle3Module, Eagle3Objective
+from forerun.training.eagle3 import Eagle3Module, Eagle3Objective, vocabulary_of
 from forerun.training.objective import AnchoredTokens
 from forerun.training.target import Teacher
-from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, published
 from tests.helpers.kernel_models import needs_kernels
 from tests.helpers.tiny_models import VOCAB, tiny_config, tiny_model
@@ -139,19 +135,8 @@ def test_a_head_learns_what_is_accepted() -> None:
     assert mean_of(after.lengths) > mean_of(before.lengths) + 0.1
     # What is published is read again as the same head.
     read = Eagle3Config.read(config, "head")
-    published_tensors = module.published(ids)
+    published_tensors = {**dict(module.named_parameters()), **vocabulary_of(ids, VOCAB)}
     assert published_tensors.keys() == read.shapes().keys() | {"lm_head.weight", "t2d"}
     vocabulary = Eagle3Head(on, read, published_tensors, "head").vocabulary
     assert vocabulary is not None
     assert torch.equal(torch.tensor(vocabulary.token_ids), ids)
-
-
-def test_the_shape_of_its_layer_can_be_given(tmp_path: Path) -> None:
-    model, data = save_target(tmp_path / "target", "llama"), save_data(tmp_path / "data.jsonl")
-    own = {"key_heads": 1, "intermediate_size": 24}
-    run_of("eagle3", model, data, tmp_path / "head", own=own, tokens=1).run()
-    files = HeadFiles.open(tmp_path / "head")
-    assert files.config["num_key_value_heads"] == 1 < files.config["num_attention_heads"]
-    assert files.tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 24
-    with pytest.raises(TrainingError, match="key_heads is 5; it must divide"):
-        run_of("eagle3", model, data, tmp_path / "other", own={"key_heads": 5})

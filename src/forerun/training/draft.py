@@ -164,10 +164,7 @@ def draft_model(
         module,
         TextObjective(module, Teacher(target, (), ids), steps=own.steps),
         content,
-        (),
-        # Tied matrices are one parameter.
-        lambda: {name: weight.detach() for name, weight in module.named_parameters()},
-        tokenizer_files(checkpoint.tokenizer),
+        files=tokenizer_files(checkpoint.tokenizer),
     )
 
 

@@ -189,7 +189,7 @@ class DrafterRun:
         content = {
             "format_version": 1,
             "target": self._target_facts(),
-            "hidden_layers": self.head.hidden_layers,
+            "hidden_layers": self.head.objective.teacher.hidden_layers,
             "recipe": recipe,
             "report": self.report.as_dict(),
             BY_RANK: self.report.best.by_rank or None,

@@ -14,7 +14,17 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.training.objective import Drafts, Objective
 from forerun.training.settings import DSparkSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import PublishedModule, Untrained, attend, layer_config, output_rows
+from forerun.training.untrained import (
+    PublishedModule,
+    Untrained,
+    attend,
+    draft_offsets,
+    layer_config,
+    output_rows,
+)
+
+# Number of the target's hidden states that are fused, as in DeepSpec.
+FUSED_LAYERS = 5
 
 
 class DSparkModule(PublishedModule):
@@ -138,7 +148,7 @@ def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Check
         "num_hidden_layers": own.layers,
         "layer_types": ["full_attention"] * own.layers,
         "block_size": own.block_size,
-        "target_layer_ids": spread_layers(target.num_layers, own.fused_layers),
+        "target_layer_ids": spread_layers(target.num_layers, FUSED_LAYERS),
         "num_target_layers": target.num_layers,
         "mask_token_id": 0,
         "markov_rank": own.markov_rank,
@@ -152,7 +162,7 @@ def dspark(target: CausalLM, ids: Tensor, own: DSparkSettings, checkpoint: Check
     module = DSparkModule(read, target.hidden_size)
     teacher = Teacher(target, read.target_layers, ids)
     objective = DSparkObjective(module, teacher, output_rows(target, ids), density=own.density)
-    return Untrained.head(module, objective, config, ids)
+    return Untrained(module, objective, config, draft_offsets(ids, target.vocab_size))
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:

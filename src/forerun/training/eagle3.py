@@ -14,13 +14,18 @@ import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
-from forerun.errors import TrainingError
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
 from forerun.models.checkpoint import Checkpoint
 from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import PublishedModule, Untrained, layer_config, output_rows
+from forerun.training.untrained import (
+    PublishedModule,
+    Untrained,
+    draft_offsets,
+    layer_config,
+    output_rows,
+)
 
 
 class Eagle3Module(PublishedModule):
@@ -76,15 +81,6 @@ class Eagle3Module(PublishedModule):
             hidden = self.rest(hidden, attend_drafts(query, keys, values, unseen, drafted))
             outputs.append(self.normed(hidden, "norm"))
         return torch.stack(outputs, dim=2)
-
-    def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
-        """Tensors of the head by published name, including the maps of the draft vocabulary."""
-        tensors = super().published(token_ids)
-        if token_ids is not None:
-            size = self.config.layers.vocab_size
-            tensors["t2d"] = torch.zeros(size, dtype=torch.bool, device=token_ids.device)
-            tensors["t2d"][token_ids] = True
-        return tensors
 
     def _joined(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         """Input of the attention."""
@@ -143,23 +139,12 @@ class Eagle3Objective(Objective):
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
-    """An EAGLE-3 head in the layout that all engines load: one layer, no flags.
-
-    Raises:
-        TrainingError: if the number of key heads does not divide the number of query heads.
-    """
+    """An EAGLE-3 head in the layout that all engines load: one layer, no flags."""
     layers = layer_config(target, checkpoint)
-    queries = layers["num_attention_heads"]
-    # Drafted tokens reach the state through values alone, so by default values are as wide as the state.
-    keys = own.key_heads or queries
-    if queries % keys:
-        raise TrainingError(
-            f"key_heads is {keys}; it must divide the {queries} heads of the queries."
-        )
     config = {
         **layers,
-        "num_key_value_heads": keys,
-        "intermediate_size": own.intermediate_size or layers["intermediate_size"],
+        # Drafted tokens reach the state through values alone, so values are as wide as the state.
+        "num_key_value_heads": layers["num_attention_heads"],
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -173,4 +158,14 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
     module = Eagle3Module(read, output_rows(target, ids))
     teacher = Teacher(target, read.layers_of(target.num_layers), ids)
     objective = Eagle3Objective(module, teacher, steps=own.steps, density=own.density)
-    return Untrained.head(module, objective, config, ids)
+    return Untrained(module, objective, config, vocabulary_of(ids, target.vocab_size))
+
+
+def vocabulary_of(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """Tensors d2t and t2d, a mask of the target's tokens that can be drafted; nothing if they are all."""
+    offsets = draft_offsets(ids, vocab_size)
+    if not offsets:
+        return {}
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[ids] = True
+    return {**offsets, "t2d": mask}

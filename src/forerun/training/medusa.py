@@ -12,7 +12,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import MedusaSettings
 from forerun.training.target import Lesson, Teacher
-from forerun.training.untrained import NamedModule, Untrained, output_rows
+from forerun.training.untrained import NamedModule, Untrained, draft_offsets, output_rows
 
 
 class MedusaModule(NamedModule):
@@ -72,4 +72,4 @@ def medusa(
     module = MedusaModule(read)
     teacher = Teacher(target, (target.num_layers,), ids)
     objective = MedusaObjective(module, teacher, output_rows(target, ids), density=own.density)
-    return Untrained.head(module, objective, read.published(), ids)
+    return Untrained(module, objective, read.published(), draft_offsets(ids, target.vocab_size))

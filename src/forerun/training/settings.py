@@ -100,9 +100,6 @@ class DSparkSettings:
 
     layers: int = Field(default=2, ge=1, le=64, description="Decoder layers.")
     block_size: int = Field(default=7, ge=1, le=64, description="Maximum tokens of a draft.")
-    fused_layers: int = Field(
-        default=5, ge=1, le=64, description="Number of the target's hidden states that are fused."
-    )
     markov_rank: int = Field(
         default=128, ge=0, le=4096, description="Rank of the bigram term; 0 for none."
     )
@@ -116,7 +113,7 @@ class DSparkSettings:
 
 @options
 class Eagle3Settings:
-    """Unrolling of an EAGLE-3 head, and the shape of its layer."""
+    """Unrolling of an EAGLE-3 head."""
 
     steps: int = Field(default=5, ge=1, le=64, description="Tokens of a draft that are unrolled.")
     density: float = Field(
@@ -124,18 +121,6 @@ class Eagle3Settings:
         gt=0.0,
         le=1.0,
         description="Share of the answers' tokens at which drafts begin.",
-    )
-    key_heads: int | None = Field(
-        default=None,
-        ge=1,
-        le=2**16,
-        description="Key and value heads; by default as many as query heads.",
-    )
-    intermediate_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=2**20,
-        description="Width of the MLP; by default eight thirds of the hidden size.",
     )
 
 

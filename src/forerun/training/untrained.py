@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,17 +43,6 @@ class NamedModule(nn.Module):
         """Apply a linear submodule, with its bias if it has one."""
         own = dict(self.get_submodule(name).named_parameters(recurse=False))
         return functional.linear(hidden, own["weight"], own.get("bias"))
-
-    def published(self, token_ids: Tensor | None) -> dict[str, Tensor]:
-        """Tensors of the head by published name.
-
-        Args:
-            token_ids: the target's token of each draft token, [Vd]; None if all tokens are drafted.
-        """
-        tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
-        if token_ids is not None:
-            tensors["d2t"] = token_ids - torch.arange(len(token_ids))
-        return tensors
 
 
 class PublishedModule(NamedModule):
@@ -153,28 +142,24 @@ class Untrained:
     """A drafter before its training.
 
     Args:
-        module: module with the parameters.
+        module: module whose parameters have the published names.
         objective: objective that trains the module.
         config: content of the drafter's config.json.
-        hidden_layers: hidden layers of the target that the drafter reads, numbered as in
-            `ForwardOutput.hidden`.
-        tensors: function that returns the module's current tensors by published name.
+        vocabulary: tensors that map the draft's vocabulary to the target's, by published name.
         files: further files of the drafter's directory, by name.
     """
 
     module: nn.Module
     objective: Objective
     config: Mapping[str, Any]
-    hidden_layers: tuple[int, ...]
-    tensors: Callable[[], Mapping[str, Tensor]]
+    vocabulary: Mapping[str, Tensor] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Tensor]:
-        """The drafter's tensors as they are written: in bf16, and integers as they are."""
-        return {
-            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            for name, tensor in self.tensors().items()
-        }
+        """The drafter's tensors as they are written: in bf16, and those of the vocabulary as they are."""
+        # Tied matrices are one parameter.
+        weights = self.module.named_parameters()
+        return {**{name: own.detach().bfloat16() for name, own in weights}, **self.vocabulary}
 
     def weight_bytes(self) -> tuple[int, int]:
         """Bytes of the drafter's tensors, and of the trained ones among them."""
@@ -182,16 +167,10 @@ class Untrained:
         trained = {name for name, own in self.module.named_parameters() if own.requires_grad}
         return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
-    @classmethod
-    def head(
-        cls, module: NamedModule, objective: Objective, config: Mapping[str, Any], ids: Tensor
-    ) -> Untrained:
-        """A head that can draft the target's tokens `ids`."""
-        teacher = objective.teacher
-        drafted = None if len(ids) == teacher.model.vocab_size else ids
-        return cls(
-            module, objective, config, teacher.hidden_layers, lambda: module.published(drafted)
-        )
+
+def draft_offsets(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """Tensor d2t of the target's tokens `ids` that can be drafted; nothing if they are all."""
+    return {} if len(ids) == vocab_size else {"d2t": ids - torch.arange(len(ids))}
 
 
 def output_rows(target: CausalLM, ids: Tensor) -> Tensor:
