@@ -15,9 +15,8 @@ from diffusers import DDIMScheduler, DDPMScheduler
 
 from benchmarks.diffusion_checks import ProofTarget, SamplerProof, prove
 from benchmarks.diffusion_targets import COUPLINGS, gaussian, mixture
-from forerun.diffusion.denoising import GuidedDenoiser
 from forerun.diffusion.loading import open_pipeline, resolve
-from forerun.diffusion.pipelines import kind_of
+from forerun.diffusion.pipelines import GuidedDenoiser, kind_of
 from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.diffusion.transitions import Transitions
 

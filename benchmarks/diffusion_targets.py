@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.diffusion.reflection import Coupling, couple
+from forerun.diffusion.speculative_sampling import Coupling, couple
 from forerun.diffusion.transitions import Transitions
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
-from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.methods import Job, exchange_scheduler, make
-from forerun.diffusion.pipelines import denoiser_of, kind_of
+from forerun.diffusion.pipelines import GuidedDenoiser, decode, denoiser_of, kind_of
 from forerun.diffusion.settings import CFGCacheConfig, FeatureCacheConfig, SpeculativeSamplingConfig
 from forerun.diffusion.speculative_sampling import Draws, sample_plainly
 from forerun.diffusion.transitions import Transitions

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from benchmarks.diffusion_checks import ProofTarget, SamplerProof, chance_kept, prove
 from benchmarks.diffusion_targets import COUPLINGS, gaussian, mixture
-from forerun.diffusion.denoising import GuidedDenoiser, decode
-from forerun.diffusion.pipelines import draw_noise, kind_of, sample
-from forerun.diffusion.reflection import Coupling, couple
+from forerun.diffusion.pipelines import GuidedDenoiser, decode, draw_noise, kind_of, sample
 from forerun.diffusion.settings import DraftKind, SpeculativeSamplingConfig
-from forerun.diffusion.speculative_sampling import Draws, sample_plainly, sample_speculatively
+from forerun.diffusion.speculative_sampling import (
+    Coupling,
+    Draws,
+    couple,
+    sample_plainly,
+    sample_speculatively,
+)
 from forerun.diffusion.transitions import Transitions
 from forerun.errors import ConfigError, UnsupportedModelError
 from tests.helpers.tiny_pipelines import (

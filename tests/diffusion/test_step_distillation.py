@@ -168,7 +168,6 @@ def test_an_interrupted_distillation_ends_with_the_same_weights(tmp_path: Path) 
 
 def test_a_saved_student_is_an_ordinary_pipeline(tmp_path: Path) -> None:
     student = distill(tiny.unet_pipeline(), examples(), CONFIG, tmp_path / "work")
-    assert student.approximate
     (tmp_path / "student").mkdir()  # An empty folder is as good as none.
     save_student(student, tmp_path / "student")
     alone = StableDiffusionPipeline.from_pretrained(

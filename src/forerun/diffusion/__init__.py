@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forerun.diffusion.cfg_cache import apply_cfg_cache
-    from forerun.diffusion.denoising import GuidedDenoiser, decode
     from forerun.diffusion.feature_cache import apply_feature_cache
     from forerun.diffusion.loading import open_pipeline
     from forerun.diffusion.measuring import measure, psnr
     from forerun.diffusion.methods import Job, Made, make
-    from forerun.diffusion.pipelines import sample
-    from forerun.diffusion.reflection import couple
+    from forerun.diffusion.pipelines import GuidedDenoiser, decode, sample
     from forerun.diffusion.settings import (
         CFGCacheConfig,
         FeatureCacheConfig,
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     )
     from forerun.diffusion.speculative_sampling import (
         Draws,
+        couple,
         sample_plainly,
         sample_speculatively,
     )
@@ -37,15 +36,13 @@ if TYPE_CHECKING:
 # Names and modules are imported when first used, so that the package alone loads neither torch nor diffusers.
 _NAMES = {
     "cfg_cache": "apply_cfg_cache",
-    "denoising": "GuidedDenoiser decode",
     "feature_cache": "apply_feature_cache",
     "loading": "open_pipeline",
     "measuring": "measure psnr",
     "methods": "Job Made make",
-    "pipelines": "sample",
-    "reflection": "couple",
+    "pipelines": "GuidedDenoiser decode sample",
     "settings": "CFGCacheConfig FeatureCacheConfig SpeculativeSamplingConfig VideoLatentCacheConfig",
-    "speculative_sampling": "Draws sample_plainly sample_speculatively",
+    "speculative_sampling": "Draws couple sample_plainly sample_speculatively",
     "step_distillation": "DistillationConfig Examples distill",
     "training": "AveragedTraining",
     "transitions": "Transitions",

@@ -81,11 +81,6 @@ class Handle:
             wrapper.remove()
         self._wrappers.clear()
 
-    @property
-    def applied(self) -> bool:
-        """True until the change is removed."""
-        return bool(self._wrappers)
-
     def __enter__(self) -> Self:
         return self
 

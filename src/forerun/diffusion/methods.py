@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 
 from forerun.diffusion.cfg_cache import apply_cfg_cache
-from forerun.diffusion.denoising import GuidedDenoiser, decode
 from forerun.diffusion.feature_cache import apply_feature_cache
 from forerun.diffusion.hooks import Evaluations, count_evaluations
 from forerun.diffusion.loading import diffusers
-from forerun.diffusion.pipelines import denoiser_of, draw_noise, kind_of, sample
+from forerun.diffusion.pipelines import (
+    GuidedDenoiser,
+    decode,
+    denoiser_of,
+    draw_noise,
+    kind_of,
+    sample,
+)
 from forerun.diffusion.settings import (
     CFGCacheConfig,
     FeatureCacheConfig,

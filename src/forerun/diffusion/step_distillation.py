@@ -60,10 +60,8 @@ class DistillationConfig:
     def __post_init__(self) -> None:
         if self.end_steps < 1 or self.batch_size < 1 or self.final_factor < 1:
             raise ConfigError("end_steps, batch_size and final_factor must be at least 1.")
-        steps = self.start_steps
-        while steps > self.end_steps and steps % 2 == 0:
-            steps //= 2
-        if steps != self.end_steps or self.start_steps == self.end_steps:
+        halvings = len(self.halvings())
+        if not halvings or self.start_steps != self.end_steps * 2**halvings:
             raise ConfigError(
                 f"start_steps must be end_steps times 2, 4, 8, …; got {self.start_steps} and "
                 f"{self.end_steps}."
@@ -153,7 +151,6 @@ class Student:
 
     steps: int
     pipeline: Any
-    approximate: bool = True
 
 
 def distill(
