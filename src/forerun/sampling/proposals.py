@@ -127,7 +127,7 @@ def draw_siblings(
         else:
             few = partial(draw_siblings, replacement=replacement, row_of=row_of)
             children = few(logits, prefixes, drawing, nodes, randomness)
-            return [vocabulary.in_target(each) for each in children]
+            return [vocabulary.in_target(drawn) for drawn in children]
     if row_of is None or own_rows:
         logits = logits if row_of is None else logits[row_of]
         row_of = range(len(logits))

@@ -76,7 +76,7 @@ def _of_library(error: Exception) -> ApiError | None:
 
 def _of_validation(problems: Sequence[Any]) -> ApiError:
     """The first problem of a body; a field that is not served is named as unknown."""
-    unknown = [one for one in problems if one["type"] == "extra_forbidden"]
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     problem = (unknown or problems)[0]
     place = [str(step) for step in problem["loc"][1:]]
     param = ".".join(place) or None

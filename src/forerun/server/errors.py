@@ -94,5 +94,5 @@ ENVELOPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
 
 def envelope(path: str, error: ApiError) -> dict[str, Any]:
     """The body of an error in the form of the front that serves `path`."""
-    prefix = max((one for one in ENVELOPES if path.startswith(one)), key=len, default="/")
+    prefix = max((start for start in ENVELOPES if path.startswith(start)), key=len, default="/")
     return ENVELOPES[prefix](error)

@@ -105,7 +105,7 @@ def _props(state: ServerState) -> dict[str, Any]:
 
 
 def _tokenize(state: ServerState, body: TokenizeBody) -> dict[str, Any]:
-    given = [one for one in (body.content, body.prompt, body.messages) if one is not None]
+    given = [source for source in (body.content, body.prompt, body.messages) if source is not None]
     if len(given) != 1:
         raise ApiError(400, "give one of content, prompt and messages.")
     if body.messages is not None:

@@ -55,13 +55,14 @@ class Leanings:
         excess = self._excess.setdefault(behind, {})
         variance = self._variance.setdefault(behind, {})
         leaning = {
-            one: math.tanh(0.5 * excess[one] / math.sqrt(variance[one] + 1.0)) for one in excess
+            known: math.tanh(0.5 * excess[known] / math.sqrt(variance[known] + 1.0))
+            for known in excess
         }
-        score = leaning.get(token, 0.0) - sum(row[one] * lean for one, lean in leaning.items())
-        for one in {*np.flatnonzero(row > _LEAST_KNOWN).tolist(), token}:
-            share = float(row[one])
-            excess[one] = excess.get(one, 0.0) + float(one == token) - share
-            variance[one] = variance.get(one, 0.0) + share * (1.0 - share)
+        score = leaning.get(token, 0.0) - sum(row[known] * lean for known, lean in leaning.items())
+        for known in {*np.flatnonzero(row > _LEAST_KNOWN).tolist(), token}:
+            share = float(row[known])
+            excess[known] = excess.get(known, 0.0) + float(known == token) - share
+            variance[known] = variance.get(known, 0.0) + share * (1.0 - share)
         return float(score) / 2.0
 
 
@@ -92,7 +93,7 @@ class AnswerScores:
             said = sorted(set(self._said))
             repeats = float(token in said) - float(row[said].sum())
             behind = tuple(self._said[-1:]), (-1 - self.prompt, *self._said)
-            remembered = [self.memory.score(one, row, token) for one in behind]
+            remembered = [self.memory.score(tokens, row, token) for tokens in behind]
             self.others.append([repeats, *remembered])
             self._said.append(token)
 

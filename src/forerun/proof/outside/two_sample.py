@@ -75,9 +75,9 @@ def answers_needed(deviation: float, level: float) -> int:
 
 def _numbers(answers: Sequence[SampledAnswer]) -> list[Floats]:
     """Numbers of each answer, standardized within the prompt, in the order of TESTS[1:]."""
-    logprob = _standard(np.array([one.logprob for one in answers]))
-    repeats = [1.0 - len(set(one.tokens)) / max(len(one.tokens), 1) for one in answers]
-    lengths = [float(len(one.tokens)) for one in answers]
+    logprob = _standard(np.array([answer.logprob for answer in answers]))
+    repeats = [1.0 - len(set(answer.tokens)) / max(len(answer.tokens), 1) for answer in answers]
+    lengths = [float(len(answer.tokens)) for answer in answers]
     return [
         logprob,
         _standard(logprob**2),
