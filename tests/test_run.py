@@ -32,5 +32,7 @@ def test_wrong_use_is_refused_as_on_the_command_line() -> None:
         forerun.run("simulate", text="-", hardware="h100")
     with pytest.raises(ConfigError, match="rounds is 3; it must be an integer in"):
         forerun.run("simulate", rounds=3)
+    with pytest.raises(ConfigError, match=r"^acceptance is 2; it must be a list"):
+        forerun.run("simulate", acceptance=2)
     with pytest.raises(ConfigError, match=r"^part is 3; it must be a list"):
         forerun.run("prove", part=3)

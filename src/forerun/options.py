@@ -15,7 +15,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forerun.errors import ConfigError, ForerunError, UnknownNameError, shown
 
@@ -248,7 +248,7 @@ def _utf8(text: Any) -> Any:
 
 FileName = Annotated[str, Field(min_length=1, json_schema_extra={"format": "path"})]
 """Name of a file or folder, which need not be UTF-8."""
-UNIQUE = BeforeValidator(lambda values: tuple(dict.fromkeys(values)))
+UNIQUE = AfterValidator(lambda values: tuple(dict.fromkeys(values)))
 """Validator of a list that drops repeated values."""
 
 Text = Annotated[str, Field(min_length=1), BeforeValidator(_utf8)]
