@@ -15,7 +15,14 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from forerun.errors import ConfigError, ForerunError, UnknownNameError, shown
 
