@@ -138,7 +138,7 @@ def _allowed(mask: Any, row: Tensor) -> Tensor:
     is_list = given.dtype != torch.bool and ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
     if not is_list or bool(((ids < 0) | (ids >= len(row))).any()):
         raise ConfigError(
-            f"the mask hook returned {given.dtype} of shape {list(given.shape)} that are no ids of "
+            f"the mask hook returned {given.dtype} of shape {list(given.shape)} that are not ids of "
             f"{len(row)} tokens; {_MASKS}"
         )
     return torch.zeros_like(row, dtype=torch.bool).index_fill_(0, ids, True)

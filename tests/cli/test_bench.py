@@ -173,7 +173,7 @@ def test_bad_lines_are_counted(cli: Cli, small: tuple[str, ...], write: Write) -
     refused(cli.run(*small[:-1], bad), "bad.jsonl, line 2", "not JSON")
     result = cli.run(*small[:-1], bad, "--skip-bad")
     assert result.exit_code == 0, result.output
-    assert "1 line is no question and left out" in result.stderr
+    assert "1 line is not a question and left out" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_what_a_folder_holds_beside_texts_is_said(cli: Cli, answer: str, tmp_pat
     assert result.exit_code == 0
     assert "suffix, quoting" in result.stderr
     (folder / "answer.txt").unlink()
-    refused(cli.run(*words, "--corpus", str(folder)), "is empty (left out: 1 file that is no text")
+    refused(cli.run(*words, "--corpus", str(folder)), "is empty (left out: 1 file that is not text")
     refused(cli.run(*words, "--corpus", str(folder / "missing")), "missing cannot be read")
     refused(cli.run(*words, "--corpus", ""), "is empty")
     refused(cli.run(*words, "--corpus", str(folder), "--no-speculative"), "--corpus")

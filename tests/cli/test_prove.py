@@ -210,7 +210,7 @@ def test_an_approximation_is_named_and_ends_with_one(
         (b'{"prompt": "a"}\n{broken', "line 2 is not JSON"),
         (b'{"other": 1}', "holds no question"),
         (b'{"turns": []}', "holds no question"),
-        (b'"ok"\n7', "line 2 is no object"),
+        (b'"ok"\n7', "line 2 is not an object"),
     ],
 )
 def test_files_that_hold_no_prompts(cli: Cli, write: Write, content: bytes, words: str) -> None:

@@ -48,7 +48,7 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "itself").symlink_to(tmp_path / "itself")
     found = Texts([str(tmp_path)])
     assert list(found) == ["a text"]
-    assert found.left_out == "2 files that are no text, too long or unreadable"
+    assert found.left_out == "2 files that are not text, too long or unreadable"
     # The folder that is named may be a link.
     assert list(Texts([str(tmp_path / "again")])) == ["a text"]
 
@@ -66,7 +66,7 @@ def test_files_in_folders_that_are_no_text_are_counted(
     os.mkfifo(tmp_path / "g")
     found = Texts([str(tmp_path)])
     assert list(found) == ["a text", "another"]
-    assert found.left_out == "4 files that are no text, too long or unreadable"
+    assert found.left_out == "4 files that are not text, too long or unreadable"
 
 
 def test_what_is_too_much_is_left_out_from_there_on(

@@ -61,7 +61,7 @@ def test_what_was_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         open_with(Encoder(), tmp_path)
         open_with(Encoder(), tmp_path)
-    assert caplog.text.count("corpus: left out: 1 file that is no text") == 1
+    assert caplog.text.count("corpus: left out: 1 file that is not text") == 1
 
 
 def test_texts_need_the_targets_tokenizer(tmp_path: Path) -> None:

@@ -282,7 +282,9 @@ def test_a_file_cut_off_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
     engine = engine_of(on_torch())
     for length in (0, 1, 8, 100, len(content) // 2, len(content) - 1):
         cut.write_bytes(content[:length])
-        check_refused(engine, cut, "cut off or no session|is a file of safetensors and no session")
+        check_refused(
+            engine, cut, "cut off or not a session|is a safetensors file but not a session"
+        )
 
 
 def test_a_changed_byte_is_refused(file: Path) -> None:
@@ -302,7 +304,7 @@ def rewritten(file: Path, change: Callable[[dict[str, Any], dict[str, str]], obj
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str]] = {
-    "no session": (lambda _, data: data.clear(), "is a file of safetensors and no session"),
+    "no session": (lambda _, data: data.clear(), "is a safetensors file but not a session"),
     "version": (lambda _, data: data.update(version="2"), "has version '2' .* reads 1"),
     "no ids": (lambda tensors, _: tensors.pop("token_ids"), "it has no token_ids"),
     "ids": (
@@ -327,7 +329,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str
         r"layers\.1\.keys is F64",
     ),
     "facts": (lambda _, data: data.pop("vocab_size"), "vocab_size is unknown there and 61 here"),
-    "notes": (lambda _, data: data.update(notes="[1"), "cut off or no session"),
+    "notes": (lambda _, data: data.update(notes="[1"), "cut off or not a session"),
     "notes of lists": (lambda _, data: data.update(notes="[]"), "its notes are not an object"),
 }
 

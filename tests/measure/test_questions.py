@@ -64,7 +64,7 @@ def test_what_the_command_writes_can_be_read_again(tmp_path: Path) -> None:
         ('{"answer": "7"}', "line 2 holds no question; give one under any of turns"),
         ('{"turns": []}', "holds no question"),
         ('{"turns": ["x", 7]}', "holds no question"),
-        ("[1]", "line 2 is no object"),
+        ("[1]", "line 2 is not an object"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "holds the role 'tool'"),
         ('{"messages": [{"role": "system", "content": "x"}]}', "no message of a user"),
         ('{"messages": "hello"}', "line 2: messages are"),

@@ -63,7 +63,7 @@ def test_auto_is_as_stored() -> None:
         ({"dtype": "int8", "device": "cuda"}, "not on 'cuda'"),
         ({"dtype": "int4", "ours": False}, "runs through transformers"),
         ({"dtype": "int4", "backend": "torch"}, "the backend is torch"),
-        ({"dtype": "fp64", "backend": "kernels"}, "they know fp32, bf16, int8, int4"),
+        ({"dtype": "fp64", "backend": "kernels"}, "they support fp32, bf16, int8, int4"),
         ({"dtype": "bf16", "device": "cuda", "backend": "kernels"}, "not on 'cuda'"),
         ({"ours": False, "backend": "kernels"}, "runs through transformers"),
     ],

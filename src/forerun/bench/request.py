@@ -80,7 +80,7 @@ class BenchRequest:
         default=None, ge=1, le=10**6, description="Questions of each category at most; all."
     )
     skip_bad: bool = Field(
-        default=False, description="Leave out lines that are no questions, counted."
+        default=False, description="Skip lines that are not questions, and count them."
     )
     by_file: bool = Field(
         default=False,

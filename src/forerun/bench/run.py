@@ -78,8 +78,10 @@ def questions_of(request: BenchRequest) -> list[Question]:
     on_bad = bad.append if request.skip_bad else None
     questions = read_questions(request.prompts, on_bad, by_file=request.by_file)
     if bad:
-        lines = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
-        say(f"warning: {lines} no question and left out: {bad[0]}")
+        lines = (
+            "1 line is not a question" if len(bad) == 1 else f"{len(bad)} lines are not questions"
+        )
+        say(f"warning: {lines} and left out: {bad[0]}")
     return in_turns(questions, request.limit)
 
 

@@ -59,7 +59,7 @@ class SettingFigures:
 
     @cached_property
     def sides(self) -> list[Side]:
-        """Times of the setting."""
+        """Times of the setting, one for each pair with plain decoding."""
         return [row.side for row in self.rows if row.side is not None]
 
     @cached_property

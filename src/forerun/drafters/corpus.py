@@ -137,7 +137,7 @@ class Texts:
         parts = []
         if self._skipped:
             files = "1 file that is" if self._skipped == 1 else f"{self._skipped} files that are"
-            parts.append(f"{files} no text, too long or unreadable")
+            parts.append(f"{files} not text, too long or unreadable")
         if self._stopped_at:
             parts.append(
                 f"{printable(self._stopped_at)} and all after it, as {size_text(MOST_BYTES)} in "
@@ -175,7 +175,7 @@ def _read(path: str) -> str:
 
 
 def _is_binary(path: str) -> bool:
-    """True if the first bytes of a file are no text, so that it need not be read."""
+    """True if the first bytes of a file are not text, so that it need not be read."""
     if path.endswith(".gz") or not is_regular(path):
         return False
     with suppress(OSError), open(path, "rb") as file:

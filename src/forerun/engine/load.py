@@ -196,7 +196,7 @@ class ModelPair:
                 return None
             raise ConfigError(
                 f"the target has {sizes[0]} tokens and the draft model {sizes[1]}; without the tokenizers of "
-                "both nobody can tell which are the same: give the target's as tokenizer=."
+                "both it is unknown which are the same: give the target's as tokenizer=."
             )
         if tokenizer.get_vocab() == self.draft.tokenizer.get_vocab():
             return None

@@ -156,7 +156,7 @@ def resolve(
     if isinstance(drafter, str):
         if "/" in drafter:
             raise ConfigError(
-                f"drafter is {drafter!r}, which is no method; a draft model is named by "
+                f"drafter is {drafter!r}, which is not a method; a draft model is named by "
                 f"draft_model={drafter!r}."
             )
         _refuse_both("drafter", drafter, "method", config.method)

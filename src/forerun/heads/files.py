@@ -368,7 +368,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         ) from error
     tensors = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise CheckpointError(f"{file} is no mapping of names to tensors; download it again.")
+        raise CheckpointError(f"{file} is not a mapping of names to tensors; download it again.")
     return {str(key): tensor for key, tensor in tensors.items()}
 
 

@@ -130,7 +130,7 @@ class SessionFile:
         self._file = file
         if metadata.get("format") != FORMAT:
             raise SessionError(
-                f"{self.name} is a file of safetensors and no session; give one that sessions.save has "
+                f"{self.name} is a safetensors file but not a session; give one that sessions.save has "
                 "written."
             )
         if metadata.get("version") != VERSION:
@@ -209,7 +209,7 @@ class SessionFile:
         except (SafetensorError, ValueError) as error:
             text = " ".join(str(error).split())
             raise SessionError(
-                f"{self.name} is cut off or no session ({text}); read the text again and save it."
+                f"{self.name} is cut off or not a session ({text}); read the text again and save it."
             ) from error
 
 

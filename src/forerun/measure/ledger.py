@@ -171,7 +171,7 @@ class Ledger(Generic[T]):
         self._close()
 
     def append(self, records: Sequence[T]) -> None:
-        """Append records to the file, and flush them.
+        """Append all of the records, or none of them.
 
         Raises:
             ForerunError: of the format's type, if the disk is full; the file is then as before.

@@ -181,7 +181,7 @@ def _of_json(line: str, where: str, source: str) -> Question | None:
             raise PromptError(f"{where} is an empty text; give one, or leave the line out.")
         return Question((content,), source, source)
     if not isinstance(content, Mapping):
-        raise PromptError(f"{where} is no object; {_keys()}.")
+        raise PromptError(f"{where} is not an object; {_keys()}.")
     if "forerun_data" in content:  # The first line of what `forerun train data` writes.
         return None
     category = content.get("category")
@@ -189,7 +189,7 @@ def _of_json(line: str, where: str, source: str) -> Question | None:
     number = content.get("question_id", content.get("task_id", content.get("prompt_id", "")))
     prediction = content.get("prediction") or ""
     if not isinstance(prediction, str):
-        raise PromptError(f"{where} holds a prediction that is no text; leave it out.")
+        raise PromptError(f"{where} holds a prediction that is not text; leave it out.")
     named = str(number)
     if "messages" in content:
         read = _of_messages(content["messages"], where, category, source)

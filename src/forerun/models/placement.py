@@ -57,11 +57,13 @@ def resolve_device(name: str = "auto") -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(index[:9] or 0) >= count:
             raise ConfigError(
-                f"device {name!r} is not there: torch {torch.__version__} sees {count} CUDA "
+                f"device {name!r} is not available: torch {torch.__version__} sees {count} CUDA "
                 "devices; use 'auto' or 'cpu'."
             )
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device 'mps' is not there: it needs macOS on Apple silicon; use 'cpu'.")
+        raise ConfigError(
+            "device 'mps' is not available: it needs macOS on Apple silicon; use 'cpu'."
+        )
     return torch.device(name)
 
 
@@ -196,7 +198,7 @@ def _kernel_obstacle(precision: str, device: torch.device, native: bool) -> str 
     if not native:
         return "the model runs through transformers"
     if precision not in KERNEL_PRECISIONS:
-        return f"they know {', '.join(KERNEL_PRECISIONS)}"
+        return f"they support {', '.join(KERNEL_PRECISIONS)}"
     if not _native.AVAILABLE:
         return f"they are not available ({_native.REASON})"
     return None
