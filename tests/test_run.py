@@ -26,10 +26,10 @@ def test_wrong_use_is_refused_as_on_the_command_line() -> None:
         forerun.run("chat")
     with pytest.raises(UnknownNameError, match=r"'acceptanc'.*Did you mean 'acceptance'"):
         forerun.run("simulate", acceptanc=0.5)
-    with pytest.raises(ConfigError, match="seed is only of use with rounds or text"):
+    with pytest.raises(ConfigError, match="seed is only of use with rounds; add it"):
         forerun.run("simulate", seed=3)
-    with pytest.raises(ConfigError, match="text and hardware exclude each other"):
-        forerun.run("simulate", text="-", hardware="h100")
+    with pytest.raises(ConfigError, match="rounds and hardware exclude each other"):
+        forerun.run("simulate", rounds=100, hardware="h100")
     with pytest.raises(ConfigError, match="rounds is 3; it must be an integer in"):
         forerun.run("simulate", rounds=3)
     with pytest.raises(ConfigError, match=r"^acceptance is 2; it must be a list"):
