@@ -131,9 +131,36 @@ class OpenVinoPeer(Peer):
     def generate(
         self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
     ) -> tuple[list[int], float]:
+        started = perf_counter()
+        tokens = self._answer(prompt_ids, num_tokens, num_speculative_tokens, do_sample=False)
+        return tokens, perf_counter() - started
+
+    def answer(
+        self,
+        prompt_ids: Sequence[int],
+        num_tokens: int,
+        num_speculative_tokens: int,
+        **sampling: Any,
+    ) -> dict[str, list[Any]]:
+        seed, top_k = sampling.pop("seed"), sampling.pop("top_k")
+        drawn = {"do_sample": False}
+        if sampling["temperature"]:
+            # Without a limit of its own it draws among all tokens.
+            drawn = {"do_sample": True, "rng_seed": seed, "top_k": top_k or 2**31, **sampling}
+        return {"tokens": self._answer(prompt_ids, num_tokens, num_speculative_tokens, **drawn)}
+
+    def _answer(
+        self,
+        prompt_ids: Sequence[int],
+        num_tokens: int,
+        num_speculative_tokens: int,
+        **options: Any,
+    ) -> list[int]:
         self.check_request(prompt_ids, num_tokens)
         config = self._genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = num_tokens, True, False
+        config.max_new_tokens, config.ignore_eos = num_tokens, True
+        for name, value in options.items():
+            setattr(config, name, value)
         pipeline = self._plain
         if num_speculative_tokens:
             pipeline, config.num_assistant_tokens = self._speculative, num_speculative_tokens
@@ -142,10 +169,7 @@ class OpenVinoPeer(Peer):
         ids = np.array([prompt_ids], np.int64)
         tensor = self._openvino.Tensor
         prompt = self._genai.TokenizedInputs(tensor(ids), tensor(np.ones_like(ids)))
-        started = perf_counter()
-        output = pipeline.generate(prompt, config)
-        seconds = perf_counter() - started
-        return list(output.tokens[0]), seconds
+        return list(pipeline.generate(prompt, config).tokens[0])
 
     def close(self) -> None:
         for name in ("_request", "_plain", "_speculative"):

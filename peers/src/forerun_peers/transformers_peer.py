@@ -66,8 +66,39 @@ class TransformersPeer(Peer):
     def generate(
         self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
     ) -> tuple[list[int], float]:
+        started = perf_counter()
+        output = self._generate(prompt_ids, num_tokens, num_speculative_tokens, do_sample=False)
+        seconds = perf_counter() - started
+        tokens: list[int] = output[0, len(prompt_ids) :].tolist()
+        return tokens, seconds
+
+    @torch.inference_mode()
+    def answer(
+        self,
+        prompt_ids: Sequence[int],
+        num_tokens: int,
+        num_speculative_tokens: int,
+        **sampling: Any,
+    ) -> dict[str, list[Any]]:
+        torch.manual_seed(sampling.pop("seed"))
+        drawn = {"do_sample": True, **sampling} if sampling["temperature"] else {"do_sample": False}
+        output = self._generate(
+            prompt_ids,
+            num_tokens,
+            num_speculative_tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **drawn,
+        )
+        tokens = output.sequences[0, len(prompt_ids) :]
+        rows = torch.cat(output.logits)[: len(tokens)].float().log_softmax(-1)
+        logprobs = rows.gather(1, tokens[:, None])[:, 0]
+        return {"tokens": tokens.tolist(), "logprobs": logprobs.tolist()}
+
+    def _generate(
+        self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int, **more: Any
+    ) -> Any:
         self.check_request(prompt_ids, num_tokens)
-        more: dict[str, Any] = {}
         if num_speculative_tokens and self._draft is None:
             more["prompt_lookup_num_tokens"] = num_speculative_tokens
         elif num_speculative_tokens:
@@ -78,17 +109,9 @@ class TransformersPeer(Peer):
             assistant.assistant_confidence_threshold = CONFIDENCE
             more["assistant_model"] = self._draft
         ids = torch.tensor([list(prompt_ids)])
-        started = perf_counter()
-        output = self._target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            **more,
+        return self._target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **more
         )
-        seconds = perf_counter() - started
-        tokens: list[int] = output[0, len(prompt_ids) :].tolist()
-        return tokens, seconds
 
     def close(self) -> None:
         self._target = self._draft = self._cache = None

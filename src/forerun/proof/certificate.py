@@ -27,30 +27,25 @@ def result_of(content: dict[str, Any]) -> Result:
     )
 
 
-def certificate(content: dict[str, Any]) -> str:
-    """The Markdown document for the JSON object of `forerun prove --json`."""
+def certificate(result: Result) -> str:
+    """The Markdown document for the result of a proof."""
+    content = result.as_dict()
     facts = Table.of("", ("what", "value"), _facts(content), "ll")
-    return document(
-        Result(
-            title=f"Exactness of {content['settings']['model']} under speculation",
-            answers=[verdict(content)],
-            tables=[facts, *sections(content)],
-            notes=content["notes"],
-        )
-    )
+    title = result.title or f"Exactness of {content['settings']['model']} under speculation"
+    answers = [content["verdict"] if "verdict" in content else verdict(content)]
+    tables = [facts, *result.tables]
+    return document(Result(title=title, answers=answers, tables=tables, notes=content["notes"]))
 
 
 def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in {**content["versions"], **content["hardware"]}.items():
-        yield name, str(value)
-    for name, value in content["settings"].items():
+    groups = ("versions", "hardware", "subject", "settings")
+    facts = [pair for name in groups for pair in content.get(name, {}).items()]
+    facts += [(name, content[name]) for name in ("rule", "level") if name in content]
+    for name, value in [*facts, ("seconds", f"{content['seconds']:.0f}")]:
         if value not in (None, [], {}):
             text = json.dumps(value) if isinstance(value, dict) else str(value)
             listed = ", ".join(map(str, value)) if isinstance(value, list) else text
             yield name.replace("_", " "), listed
-    yield "rule", content["rule"]
-    yield "level", content["level"]
-    yield "seconds", f"{content['seconds']:.0f}"
 
 
 def verdict(content: dict[str, Any]) -> str:

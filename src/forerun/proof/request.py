@@ -87,7 +87,7 @@ def run(request: ProveRequest) -> Result:
 
     if request.certificate is not None:
         check_writable("--certificate", request.certificate)
-    if request.outside.endpoint is not None:
+    if request.outside.endpoint is not None or request.outside.subject is not None:
         from forerun.proof.outside.run import prove_server
 
         return prove_server(request)
@@ -104,7 +104,7 @@ def run(request: ProveRequest) -> Result:
     }
     result = replace(result_of(proof.as_dict()), settings=settings, device=engine.target.device)
     if request.certificate is not None:
-        write_file("certificate", request.certificate, certificate(result.as_dict()))
+        write_file("certificate", request.certificate, certificate(result))
     return result
 
 

@@ -91,6 +91,26 @@ class Peer(ABC):
             PromptError: when prompt and output exceed the context.
         """
 
+    def answer(
+        self,
+        prompt_ids: Sequence[int],
+        num_tokens: int,
+        num_speculative_tokens: int,
+        **sampling: Any,
+    ) -> dict[str, list[Any]]:
+        """The continuation of `generate` as the engine samples it, for proofs.
+
+        Args:
+            sampling: temperature (0 is greedy), top_k (0 is off), top_p and seed.
+
+        Returns:
+            `tokens` and, where the engine tells them, `logprobs` of the raw distribution.
+
+        Raises:
+            ConfigError: for a peer that is only timed.
+        """
+        raise ConfigError(f"{self.name} only decodes greedily here, so it cannot be proved.")
+
     @abstractmethod
     def close(self) -> None:
         """Free the models; the peer cannot be used afterwards."""

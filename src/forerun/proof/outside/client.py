@@ -19,6 +19,8 @@ from forerun.errors import ConfigError, EndpointError, shown
 # Times that a request waits for a full server, and the longest wait in seconds.
 _MOST_WAITS, _LONGEST_WAIT = 60, 60.0
 _BUSY = (429, 503)
+UNKNOWN, ABSENT = (400, 422), (404, 405, 501)
+"""Statuses of fields that a server does not know, and of paths that it does not have."""
 
 
 @dataclass
@@ -141,11 +143,23 @@ class Endpoint:
             said = str(content.get("message") or content["error"]["message"] or said)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-        refusal = EndpointError(
-            f"{self.url}{path} refuses the request with {error.code}: {' '.join(said.split())[:200]}"
+        return refusal(
+            f"{self.url}{path} refuses the request with {error.code}: {' '.join(said.split())[:200]}",
+            error.code,
         )
-        refusal.status = error.code
-        return refusal
+
+
+def refusal(text: str, status: int = 400) -> EndpointError:
+    """The error of a subject that does not answer such a request."""
+    error = EndpointError(text)
+    error.status = status
+    return error
+
+
+def is_refusal(error: EndpointError) -> bool:
+    """True if a subject refuses this request, rather than being down or broken."""
+    status = error.status
+    return status is not None and (status < 500 or status in ABSENT)
 
 
 def _seconds(text: str | None) -> float:

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 
 from forerun.errors import EndpointError
 from forerun.progress import report
-from forerun.proof.outside.reply import Spoken, first_index, margin_at
-from forerun.proof.outside.subject import AskedSubject, Body, is_refusal
+from forerun.proof.outside.client import is_refusal
+from forerun.proof.outside.reply import Reply, Spoken, first_index
+from forerun.proof.outside.subject import Body, Subject
 
 ROUNDING, DEFECT, UNCLEAR = "rounding", "defect", "unclear"
 # Log probabilities nearer than this are a tie whatever was measured: float32 rounds logits of 100 to 1e-5.
 LEAST_ROUNDING = 1e-3
 # Two tokens may be rounded in opposite directions, and further than in the runs that were looked at.
 _ALLOWANCE = 3.0
+# Where no log probabilities are told, a step of bfloat16 between logits of 32 and more: nothing was measured.
+_UNSEEN_ROUNDING = 0.25
 GREEDY: Body = {"temperature": 0.0}
 AT_ONCE = (4, 16)
 _LONG = 6
-_PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4}
+# As strong as OpenAI's interface allows: the stronger, the more often forgetting them shows.
+_PENALTIES = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
+Question = tuple[str, Body]
+"""A prompt, and the fields of the body beside it."""
 _SCHEMA = {
     "type": "json_schema",
     "json_schema": {
@@ -136,153 +143,158 @@ class Noise:
     def allowed(self) -> float:
         """Margin up to which a difference is rounding."""
         observed = max(_ALLOWANCE * max(self.shifts, default=0.0), max(self.flips, default=0.0))
-        return max(observed, LEAST_ROUNDING)
-
-    def compare(self, plain: Spoken, again: Spoken) -> None:
-        """Take in a repeated answer to the same prompt."""
-        index = first_index(plain.tokens, again.tokens)
-        shared = len(plain.tokens) if index is None else index
-        scored = zip(plain.logprobs[:shared], again.logprobs[:shared], strict=False)
-        self.shifts += [abs(a - b) for a, b in scored if a is not None and b is not None]
-        self.runs += 1
-        if index is not None:
-            self.differing += 1
-            margin = margin_at(plain, again, index, GREEDY)
-            # Repeated answers of one engine can be no defect of its speculation, however far apart.
-            self.flips += [] if margin is None else [margin]
+        return max(observed, LEAST_ROUNDING if self.shifts else _UNSEEN_ROUNDING)
 
 
 @dataclass
 class GreedyResult:
     """Result of the greedy part."""
 
-    noise: Noise
-    situations: list[SituationResult]
+    noise: Noise = field(default_factory=Noise)
+    situations: list[SituationResult] = field(default_factory=list)
 
     @property
     def divergences(self) -> list[Divergence]:
         return [found for result in self.situations for found in result.divergences]
 
 
-def compare_greedy(
-    on: AskedSubject, off: AskedSubject, prompts: Sequence[str], max_tokens: int, seconds: float
-) -> GreedyResult:
+@dataclass
+class GreedyComparison:
     """Greedy answers of all situations with speculation and without.
 
     Args:
         on, off: the subject with speculation, and what it is compared with.
-        seconds: time after which no further situation is begun.
-
-    Raises:
-        EndpointError: if a server is down or too slow.
+        max_tokens: length of answers.
     """
-    started, base = perf_counter(), {**GREEDY, "max_tokens": max_tokens}
-    plain = [reply.first for reply in off.ask(prompts, base)]
-    noise = measure_noise(off, on if off.is_reference else off, prompts, plain, base)
-    results = []
-    for number, (name, situation) in enumerate(SITUATIONS.items(), start=1):
-        if number > 1 and perf_counter() - started > seconds:
-            results.append(SituationResult(name, skipped="no time was left (--seconds)"))
-            continue
-        results.append(_situation(name, situation, on, off, prompts, plain, base, noise))
-        report("greedy", number, len(SITUATIONS))
-    return GreedyResult(noise, results)
 
+    on: Subject
+    off: Subject
+    prompts: Sequence[str]
+    max_tokens: int
+    _result: GreedyResult = field(default_factory=GreedyResult, init=False)
 
-def measure_noise(
-    off: AskedSubject,
-    probed: AskedSubject,
-    prompts: Sequence[str],
-    plain: Sequence[Spoken],
-    base: Body,
-) -> Noise:
-    """Rounding of a subject without speculation: repeated, several at once, and by prefill.
+    def __post_init__(self) -> None:
+        self._base = {**GREEDY, "max_tokens": self.max_tokens}
 
-    Args:
-        probed: the server that runs beginnings of answers as prompts. It may be the one that speculates:
-            an answer of one token is never drafted.
-    """
-    noise = Noise()
-    for at_once in () if off.is_reference else (1, *AT_ONCE):
-        for one, again in zip(plain, off.ask(prompts, base, at_once), strict=True):
-            noise.compare(one, again.first)
-    for prompt, one in zip(prompts, plain, strict=True):
-        noise.shifts += _prefill_shifts(probed, prompt, one, base)
-    return noise
+    @cached_property
+    def _replies(self) -> list[Reply]:
+        """Plain answers without speculation."""
+        return self.off.ask(self.prompts, self._base)
 
+    @property
+    def _plain(self) -> list[Spoken]:
+        return [reply.first for reply in self._replies]
 
-def _prefill_shifts(
-    probed: AskedSubject, prompt: str, plain: Spoken, base: Body
-) -> Iterator[float]:
-    """Differences between log probabilities in an answer and after the same text as a prompt."""
-    if "".join(plain.texts) != plain.text:
-        # Some tokenizers' tokens do not join to the text.
-        return
-    for index in {len(plain.texts) // 2, len(plain.texts) - 1} - {0, -1}:
-        text = prompt + "".join(plain.texts[:index])
-        first = probed.ask([text], {**base, "max_tokens": 1})[0].first
-        # The text may be cut into other tokens than the answer's.
-        if first.tokens[:1] == plain.tokens[index : index + 1] and first.logprobs:
-            values = first.logprobs[0], plain.logprobs[index]
-            if values[0] is not None and values[1] is not None:
-                yield abs(values[0] - values[1])
+    def _crowd(self, at_once: int) -> list[tuple[str, Spoken]]:
+        """Prompts and their plain answers, as often as so many requests at a time take."""
+        return list(zip(self.prompts, self._plain, strict=True)) * -(-at_once // len(self.prompts))
 
+    def run(self, seconds: float) -> GreedyResult:
+        """Compare the answers.
 
-def _situation(
-    name: str,
-    situation: Situation,
-    on: AskedSubject,
-    off: AskedSubject,
-    prompts: Sequence[str],
-    plain: Sequence[Spoken],
-    base: Body,
-    noise: Noise,
-) -> SituationResult:
-    result = SituationResult(name)
-    asked = [
-        (situation.prompt(prompt, one), {**base, **fields})
-        for prompt, one in zip(prompts, plain, strict=True)
-        if (fields := situation.fields(one)) is not None
-    ]
-    if not asked:
-        result.skipped = "the server does not tell what it needs"
-    try:
-        pairs = list(_pairs(situation, on, off, asked, plain))
-    except EndpointError as error:
-        if not is_refusal(error):
-            raise
-        result.skipped = f"not served ({error.status})"
-        return result
-    for number, (speculative, without, question) in enumerate(pairs, start=1):
-        result.prompts += 1
-        result.tokens += len(without.tokens)
-        found = _divergence(number, off, question, speculative, without, noise.allowed)
-        result.divergences += [] if found is None else [found]
-    return result
+        Args:
+            seconds: time after which no further situation is begun.
 
+        Raises:
+            EndpointError: if a server is down or too slow.
+        """
+        started = perf_counter()
+        self._measure_noise()
+        for number, (name, situation) in enumerate(SITUATIONS.items(), start=1):
+            result = SituationResult(name)
+            self._result.situations.append(result)
+            if number > 1 and perf_counter() - started > seconds:
+                result.skipped = "no time was left (--seconds)"
+                continue
+            if situation.at_once > 1 and self.on.one_at_a_time:
+                result.skipped = "it answers one request at a time"
+                continue
+            try:
+                self._compare(situation, result)
+            except EndpointError as error:
+                if not is_refusal(error):
+                    raise
+                result.skipped = f"not served ({error.status})"
+            report("greedy", number, len(SITUATIONS))
+        return self._result
 
-def _pairs(
-    situation: Situation,
-    on: AskedSubject,
-    off: AskedSubject,
-    asked: Sequence[tuple[str, Body]],
-    plain: Sequence[Spoken],
-) -> Iterator[tuple[Spoken, Spoken, tuple[str, Body]]]:
-    """Answers with and without speculation, and the prompt and body that both were asked with."""
-    if situation.at_once > 1:
-        replies = on.ask([prompt for prompt, _ in asked], asked[0][1], situation.at_once)
-        for reply, one, question in zip(replies, plain, asked, strict=True):
-            yield reply.first, one, question
-        return
-    for prompt, body in asked:
-        (without,), (speculative,) = off.ask([prompt], body), on.ask([prompt], body)
-        yield speculative.first, without.first, (prompt, body)
+    def _measure_noise(self) -> None:
+        """Measure rounding without speculation: repeated, several at once, and by prefill.
+
+        The server that runs beginnings of answers as prompts may be the one that speculates: an answer of
+        one token is never drafted.
+        """
+        crowds = () if self.off.one_at_a_time else AT_ONCE
+        for at_once in () if self.off.is_reference else (1, *crowds):
+            crowd = self._crowd(at_once)
+            replies = self.off.ask([prompt for prompt, _ in crowd], self._base, at_once)
+            for (prompt, plain), again in zip(crowd, replies, strict=True):
+                self._add_repetition(prompt, plain, again.first)
+        for prompt, reply in zip(self.prompts, self._replies, strict=True):
+            self._result.noise.shifts += self._prefill_shifts(prompt, reply)
+
+    def _add_repetition(self, prompt: str, plain: Spoken, again: Spoken) -> None:
+        noise, index = self._result.noise, first_index(plain.tokens, again.tokens)
+        scored = zip(plain.logprobs[:index], again.logprobs[:index], strict=False)
+        noise.shifts += [abs(a - b) for a, b in scored if a is not None and b is not None]
+        noise.runs += 1
+        if index is not None:
+            noise.differing += 1
+            margin = self.off.margin(prompt, plain, again, index, GREEDY)
+            # Repeated answers of one engine can be no defect of its speculation, however far apart.
+            noise.flips += [] if margin is None else [margin]
+
+    def _prefill_shifts(self, prompt: str, reply: Reply) -> Iterator[float]:
+        """Differences between log probabilities in an answer and after the same text as a prompt."""
+        plain, before = reply.first, reply.usage.get("prompt_tokens")
+        if "".join(plain.texts) != plain.text or before is None:
+            # Some tokenizers' tokens do not join to the text.
+            return
+        probed = self.on if self.off.is_reference else self.off
+        for index in {len(plain.texts) // 2, len(plain.texts) - 1} - {0, -1}:
+            text = prompt + "".join(plain.texts[:index])
+            again = probed.ask([text], {**GREEDY, "max_tokens": 1})[0]
+            # The text may be cut into other tokens than the answer's.
+            same = again.first.tokens[:1] == plain.tokens[index : index + 1]
+            if same and again.usage.get("prompt_tokens") == before + index:
+                for there, here in zip(again.first.logprobs, plain.logprobs[index:], strict=False):
+                    if there is not None and here is not None:
+                        yield abs(there - here)
+
+    def _compare(self, situation: Situation, result: SituationResult) -> None:
+        asked = [
+            (situation.prompt(prompt, one), {**self._base, **fields})
+            for prompt, one in zip(self.prompts, self._plain, strict=True)
+            if (fields := situation.fields(one)) is not None
+        ]
+        if not asked:
+            result.skipped = "the server does not tell what it needs"
+        for number, (on, off, question) in enumerate(self._pairs(situation, asked), start=1):
+            result.prompts += 1
+            result.tokens += len(off.tokens)
+            found = _divergence(number, self.off, question, on, off, self._result.noise.allowed)
+            result.divergences += [] if found is None else [found]
+
+    def _pairs(
+        self, situation: Situation, asked: Sequence[Question]
+    ) -> Iterator[tuple[Spoken, Spoken, Question]]:
+        """Answers with and without speculation, and the prompt and body that both were asked with."""
+        if situation.at_once > 1:
+            crowd = self._crowd(situation.at_once)
+            prompts = [prompt for prompt, _ in crowd]
+            replies = self.on.ask(prompts, self._base, situation.at_once)
+            for (prompt, plain), reply in zip(crowd, replies, strict=True):
+                yield reply.first, plain, (prompt, self._base)
+            return
+        for prompt, body in asked:
+            (without,), (speculative,) = self.off.ask([prompt], body), self.on.ask([prompt], body)
+            yield speculative.first, without.first, (prompt, body)
 
 
 def _divergence(
     number: int,
-    subject: AskedSubject,
-    question: tuple[str, Body],
+    subject: Subject,
+    question: Question,
     on: Spoken,
     off: Spoken,
     allowed: float,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from forerun.errors import ConfigError, shown
-from forerun.options import FileName, Text, option, options
+from forerun.options import FileName, Text, known, option, options
+
+SUBJECTS = ("llama.cpp", "openvino", "transformers")
 
 
 @options
@@ -17,6 +19,18 @@ class Outside:
         default=None,
         description="URL of an OpenAI-compatible server; its speculation is proved, from outside.",
         excludes=("model", "method", "draft_model"),
+    )
+    subject: Annotated[str, known("subject", lambda: SUBJECTS)] | None = option(
+        default=None,
+        description="Another engine, which speculates with --draft-model or by lookup; it is started, proved "
+        "and ended. llama.cpp needs a GGUF file, and llama-server on PATH.",
+        excludes=("endpoint", "method"),
+        names=lambda: SUBJECTS,
+    )
+    subject_python: FileName | None = option(
+        default=None,
+        description="The interpreter that has the engine; this one.",
+        requires=("subject",),
     )
     baseline_endpoint: Text | None = option(
         default=None,

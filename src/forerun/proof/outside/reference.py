@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,12 @@ from forerun.engine.engine import Engine
 from forerun.engine.prompts import PromptReader
 from forerun.engine.requests import Completion
 from forerun.engine.text import Decoder
-from forerun.errors import EndpointError
 from forerun.measure.attribution import first_difference
 from forerun.params import SamplingParams
 from forerun.proof.gather import teacher_forced
+from forerun.proof.outside.client import refusal
 from forerun.proof.outside.reply import Reply, Spoken
-from forerun.proof.outside.subject import Body
+from forerun.proof.outside.subject import Body, Subject
 from forerun.sampling import Prefix, adjusted
 from forerun.theory.inputs import Floats, Ints
 
@@ -28,7 +28,7 @@ _TOP = 5
 
 
 @dataclass
-class Reference:
+class Reference(Subject):
     """A checkpoint, decoded plainly.
 
     Args:
@@ -40,6 +40,9 @@ class Reference:
     chat: bool = False
     name: str = field(default="reference", init=False)
     is_reference: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self.model = self.engine.target.name
 
     @cached_property
     def _prompts(self) -> PromptReader:
@@ -65,7 +68,8 @@ class Reference:
         """
         params = self._params(body)
         encoded = [self.encode(prompt) for prompt in prompts]
-        return [self._reply(one) for one in self.engine.generate(encoded, params)]
+        done = self.engine.generate(encoded, params)
+        return [self._reply(*pair) for pair in zip(encoded, done, strict=True)]
 
     def margin(
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
@@ -105,14 +109,20 @@ class Reference:
     def _params(self, body: Body) -> SamplingParams:
         values: dict[str, Any] = {**body, "logprobs": _TOP}
         if "response_format" in values:
-            error = EndpointError("the reference knows no response_format.")
-            error.status = 400
-            raise error
+            raise refusal("the reference knows no response_format.")
         bias = values.pop("logit_bias", None) or {}
         return SamplingParams(**values, logit_bias={int(token): bias[token] for token in bias})
 
-    def _reply(self, done: Completion) -> Reply:
-        texts = tuple(self._decoder.decode((token,)) for token in done.token_ids)
-        logprobs = tuple(one.logprob for one in done.logprobs or ())
-        reason = None if done.finish_reason is None else str(done.finish_reason)
-        return Reply((Spoken(done.text, done.token_ids, texts, logprobs, (), reason),))
+    def _reply(self, prompt_ids: Sequence[int], done: Completion) -> Reply:
+        logprobs = [one.logprob for one in done.logprobs or ()]
+        spoken = self.spoken(done.token_ids, logprobs, done.finish_reason)
+        return Reply((replace(spoken, text=done.text),), {"prompt_tokens": len(prompt_ids)})
+
+    def spoken(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], reason: str | None
+    ) -> Spoken:
+        """An answer of these tokens."""
+        texts = tuple(self._decoder.decode((token,)) for token in token_ids)
+        text = self._decoder.decode(tuple(token_ids))
+        reason = None if reason is None else str(reason)
+        return Spoken(text, tuple(token_ids), texts, tuple(logprobs), (), reason)

@@ -98,7 +98,11 @@ def _spoken(choice: Mapping[str, Any]) -> Spoken:
     entries = scored.get("content")
     if entries is not None:
         texts = [one["token"] for one in entries]
-        logprobs = [one["logprob"] for one in entries]
+        # llama.cpp reports 0 and no alternatives for tokens that were drafted.
+        logprobs = [
+            one["logprob"] if one["logprob"] or one.get("top_logprobs") != [] else None
+            for one in entries
+        ]
         top = [
             {more["token"]: more["logprob"] for more in one.get("top_logprobs") or ()}
             for one in entries

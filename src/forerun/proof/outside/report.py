@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from forerun.proof.outside.evidence import POWER
@@ -13,7 +12,6 @@ from forerun.proof.outside.promises import KEPT, Promise
 from forerun.proof.outside.run import OutsideProof, Subjects
 from forerun.proof.outside.sampled import OnOffResult, RowsResult
 from forerun.proof.outside.two_sample import answers_needed
-from forerun.report.markdown import document
 from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
 
@@ -35,40 +33,6 @@ def result_of(proof: OutsideProof, subjects: Subjects) -> Result:
     )
 
 
-def certificate(result: Result) -> str:
-    """The Markdown document of a result."""
-    content = result.as_dict()
-    facts = {
-        **content["versions"],
-        **content["hardware"],
-        **content["subject"],
-        **content["settings"],
-    }
-    rows = [
-        (name.replace("_", " "), json.dumps(value) if isinstance(value, dict) else str(value))
-        for name, value in facts.items()
-        if value not in (None, [], {})
-    ]
-    table = Table.of("", ("what", "value"), rows, "ll")
-    said = replace(result, content=None, answers=[content["verdict"]], endings=content["notes"])
-    return document(replace(said, tables=[table, *result.tables]))
-
-
-def facts_of(subjects: Subjects) -> dict[str, Any]:
-    """The subject of a proof, and its baseline."""
-    on, off = subjects.on, subjects.off
-    return {
-        "endpoint": on.endpoint.url,
-        "software": on.endpoint.software or "unknown",
-        "model": on.model,
-        "asked_by": on.path,
-        "told": sorted(on.extras),
-        "baseline": None if off is None else off.endpoint.url,
-        "switch": {} if off is None else dict(off.fields),
-        "reference": None if subjects.reference is None else subjects.reference.engine.target.name,
-    }
-
-
 def verdict(proof: OutsideProof) -> str:
     """The outcome in one sentence."""
     if proof.defects:
@@ -81,8 +45,7 @@ def verdict(proof: OutsideProof) -> str:
 
 
 def _notes(proof: OutsideProof) -> list[str]:
-    wrong = proof.rows_are_wrong
-    return [*proof.plan, *proof.notes, *([f"An alarm does not count: {wrong}."] if wrong else [])]
+    return [*proof.plan, *proof.notes]
 
 
 def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
@@ -91,7 +54,11 @@ def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
         "passed": not proof.defects,
         "verdict": verdict(proof),
         "defects": proof.defects,
-        "subject": facts_of(subjects),
+        "subject": {
+            **subjects.on.facts(),
+            "baseline": None if subjects.off is None else subjects.off.facts(),
+            "reference": subjects.reference and subjects.reference.model,
+        },
         "greedy": greedy
         and {
             "rounding": greedy.noise.allowed,

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
 from forerun.progress import say
-from forerun.proof.effort import MOST_TOKENS, STATISTICS, Effort
+from forerun.proof.effort import MOST_TOKENS, STATISTICS, Effort, ProofOutputs
 from forerun.proof.outside.client import Endpoint
 from forerun.proof.outside.evidence import tokens_needed
-from forerun.proof.outside.greedy import DEFECT, GreedyResult, Noise, compare_greedy
+from forerun.proof.outside.greedy import DEFECT, LEAST_ROUNDING, GreedyComparison, GreedyResult
 from forerun.proof.outside.options import Outside
 from forerun.proof.outside.promises import BROKEN, Promise, Promises
 from forerun.proof.outside.sampled import (
-    Budget,
     OnOffResult,
     RowsResult,
     against_rows,
     body_of,
     on_against_off,
 )
-from forerun.proof.outside.subject import AskedSubject, ReplyRecord, ServerSubject, served_model
+from forerun.proof.outside.subject import ReplyRecord, ServerSubject, Subject, served_model
 from forerun.proof.outside.two_sample import answers_needed
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ class Subjects:
         reference: the checkpoint, if it is known.
     """
 
-    on: ServerSubject
-    off: ServerSubject | None = None
+    on: Subject
+    off: Subject | None = None
     reference: Reference | None = None
 
     @property
-    def baseline(self) -> AskedSubject:
+    def baseline(self) -> Subject:
         """The subject that answers are compared with."""
-        subject: AskedSubject | None = self.off or self.reference
+        subject = self.off or self.reference
         assert subject is not None
         return subject
 
@@ -85,6 +85,11 @@ class OutsideProof:
     seconds: float = 0.0
 
     @property
+    def rounding(self) -> float:
+        """Difference of log probabilities that rounding explains."""
+        return LEAST_ROUNDING if self.greedy is None else self.greedy.noise.allowed
+
+    @property
     def rows_are_wrong(self) -> str:
         """Why an alarm against the reference's rows says nothing about speculation; empty if it does."""
         if self.rows is None or not self.rows.alarm:
@@ -93,10 +98,9 @@ class OutsideProof:
             return (
                 "the server's tokens without speculation do not follow the reference's rows either"
             )
-        noise = Noise() if self.greedy is None else self.greedy.noise
-        if self.control is None and noise.allowed > _OTHER_WEIGHTS:
+        if self.control is None and self.rounding > _OTHER_WEIGHTS:
             return (
-                f"the server's log probabilities are up to {noise.allowed:.2g} away from the "
+                f"the server's log probabilities are up to {self.rounding:.2g} away from the "
                 "reference's, so its weights may be others"
             )
         return ""
@@ -124,7 +128,8 @@ def prove_server(request: ProveRequest) -> Result:
         ForerunError: for a server, checkpoint or file that does not fit.
     """
     from forerun.flags import settings_in
-    from forerun.proof.outside.report import certificate, result_of
+    from forerun.proof.certificate import certificate
+    from forerun.proof.outside.report import result_of
     from forerun.proof.request import texts_of
     from forerun.report.target_file import write_file
 
@@ -132,8 +137,8 @@ def prove_server(request: ProveRequest) -> Result:
     # A text without tokens of its own is cut by characters, about four a token.
     most = 4 * request.prompt_tokens
     prompts = [text[-most:] for text in texts_of(request)]
-    subjects = subjects_of(outside, _reference(request), prompts[0])
-    proof = prove_outside(subjects, prompts, request.sampling, request.effort)
+    with _subjects(request, prompts[0]) as subjects:
+        proof = prove_outside(subjects, prompts, request.sampling, request.effort)
     # The key stays out of what is written.
     secret = {} if outside.api_key is None else {"api_key": "given"}
     settings = {**settings_in(request), **secret}
@@ -143,13 +148,33 @@ def prove_server(request: ProveRequest) -> Result:
     return result
 
 
-def _reference(request: ProveRequest) -> Reference | None:
-    """The checkpoint that the server runs, to run here; None if it is not known."""
-    if request.outside.reference is None:
+@contextmanager
+def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
+    """Connections to the servers that are named, or engines that are started and ended."""
+    outside = request.outside
+    if outside.subject is None:
+        yield subjects_of(outside, _reference(request, outside.reference), prompt)
+        return
+    from forerun.proof.outside.engines import llama_servers, peers
+
+    reference = _reference(request, request.model.model)
+    assert reference is not None
+    if outside.subject == "llama.cpp":
+        with llama_servers(request) as (on, off):
+            started = Outside(endpoint=on, baseline_endpoint=off)
+            yield subjects_of(started, reference, prompt)
+    else:
+        with peers(request, reference) as pair:
+            yield Subjects(*pair, reference)
+
+
+def _reference(request: ProveRequest, name: str | None) -> Reference | None:
+    """The checkpoint of a name, to run here; None if it is not known."""
+    if name is None:
         return None
     from forerun.proof.outside.reference import Reference
 
-    options = replace(request.model, model=request.outside.reference)
+    options = replace(request.model, model=name)
     engine = options.load(options.open(), None, max_context=options.max_context)
     return Reference(engine)
 
@@ -195,35 +220,39 @@ def prove_outside(
         raise ConfigError(
             "from outside there is nothing to enumerate; ask for equality or statistics."
         )
-    proof = OutsideProof(list(plan(subjects, effort)))
-    for sentence in proof.plan:
-        say(sentence)
+    proof = OutsideProof([plan(subjects, effort)])
+    say(proof.plan[0])
     on, baseline = subjects.on, subjects.baseline
     if "equality" in effort.part:
         few = prompts[: effort.equality_prompts or GREEDY_PROMPTS]
-        share = _GREEDY_SHARE * effort.seconds
-        proof.greedy = compare_greedy(on, baseline, few, effort.output_tokens, share)
+        compared = GreedyComparison(on, baseline, few, effort.output_tokens)
+        proof.greedy = compared.run(_GREEDY_SHARE * effort.seconds)
     _check_switch(subjects)
-    allowed = (Noise() if proof.greedy is None else proof.greedy.noise).allowed
+    outputs = ProofOutputs(
+        params,
+        effort.num_tokens or MOST_TOKENS,
+        effort.output_tokens,
+        effort.level,
+        effort.seed,
+        seconds=None if effort.num_tokens else STATISTICS * effort.seconds,
+    )
     if "statistics" in effort.part and params.greedy:
         proof.notes.append("At temperature 0 nothing is drawn; sampled answers were not looked at.")
     elif "statistics" in effort.part:
-        _sampled(proof, subjects, prompts, params, effort, allowed)
+        _sampled(proof, subjects, prompts, outputs)
     if "equality" in effort.part:
         # A sampled request where the proof's own is greedy.
-        sampled = body_of(params, effort.output_tokens) | (
-            {"temperature": 1.0} if params.greedy else {}
-        )
-        looks = Promises(on, baseline, prompts[0], effort.output_tokens, sampled, allowed)
+        drawn = body_of(outputs) | ({"temperature": 1.0} if params.greedy else {})
+        looks = Promises(on, baseline, prompts[0], effort.output_tokens, drawn, proof.rounding)
         proof.promises = list(looks.look())
     _check_switch(subjects)
-    proof.notes += _seen_of(on)
+    proof.notes += on.limits()
     proof.seconds = perf_counter() - started
     return proof
 
 
-def plan(subjects: Subjects, effort: Effort) -> Iterator[str]:
-    """Sentences on how many requests it takes to see given deviations."""
+def plan(subjects: Subjects, effort: Effort) -> str:
+    """Requests that given deviations take, in words."""
     prices = []
     for deviation in _STATED:
         if subjects.reference is not None:
@@ -232,46 +261,32 @@ def plan(subjects: Subjects, effort: Effort) -> Iterator[str]:
             count = 2 * answers_needed(deviation, effort.level)
         prices.append(f"{deviation:g} about {count:,}")
     what = "a token" if subjects.reference is not None else "a whole answer"
-    yield (
+    return (
         f"At level {effort.level:g} a deviation of {what} in total variation takes this many sampled "
         f"requests of {effort.output_tokens} tokens, seen with probability 0.9: {', '.join(prices)}."
     )
 
 
 def _sampled(
-    proof: OutsideProof,
-    subjects: Subjects,
-    prompts: Sequence[str],
-    params: SamplingParams,
-    effort: Effort,
-    allowed: float,
+    proof: OutsideProof, subjects: Subjects, prompts: Sequence[str], outputs: ProofOutputs
 ) -> None:
     """Add the sampled part: against the reference's rows, or on against off."""
-    tokens, seconds = effort.num_tokens or MOST_TOKENS, STATISTICS * effort.seconds
-    if effort.num_tokens is not None:
-        seconds = float("inf")
-    budget = Budget(effort.level, effort.output_tokens, tokens, seconds, effort.seed)
     if subjects.reference is not None:
-        rows = (prompts, params, budget, allowed)
-        proof.rows = against_rows(subjects.on, subjects.reference, *rows)
-        if not proof.rows.mismatch and proof.rows.alarm and subjects.off is not None:
-            count = max(proof.rows.evidence.count, 1)
-            few = (
-                prompts,
-                params,
-                replace(budget, num_tokens=count, seconds=float("inf")),
-                allowed,
-            )
-            proof.control = against_rows(subjects.off, subjects.reference, *few)
-        if not proof.rows.mismatch:
+        known = subjects.reference, prompts
+        proof.rows = against_rows(subjects.on, *known, outputs, proof.rounding)
+        if proof.rows.alarm and subjects.off is not None:
+            few = replace(outputs, num_tokens=max(proof.rows.evidence.count, 1), seconds=None)
+            proof.control = against_rows(subjects.off, *known, few, proof.rounding)
+        reason = proof.rows.mismatch or proof.rows_are_wrong
+        if not reason:
             return
-        proof.notes.append(f"The reference's rows were not used: {proof.rows.mismatch}.")
-    if subjects.off is None:
+        proof.notes.append(f"The reference's rows do not count: {reason}.")
+    if subjects.off is not None:
+        proof.on_off = on_against_off(subjects.on, subjects.off, prompts, outputs)
+    else:
         proof.notes.append(
             "Sampled answers were not looked at: there is nothing to compare them with."
         )
-        return
-    proof.on_off = on_against_off(subjects.on, subjects.off, prompts, params, budget)
 
 
 def _check_switch(subjects: Subjects) -> None:
@@ -285,20 +300,3 @@ def _check_switch(subjects: Subjects) -> None:
             f"{subjects.off.drafted} tokens were drafted in answers without speculation; give a switch that "
             "the server heeds, or the address of one that does not speculate."
         )
-
-
-def _seen_of(on: ServerSubject) -> Iterator[str]:
-    """Notes on waits, broken text, and missing information."""
-    if not on.drafted:
-        yield (
-            "The server does not tell that it drafted: speculation that is off, or a switch that is ignored, "
-            "would pass."
-        )
-    if on.endpoint.waits:
-        yield f"The server was full {on.endpoint.waits} times; those requests waited and were repeated."
-    if on.endpoint.broken:
-        yield f"{on.endpoint.broken} responses were not UTF-8."
-    if "logprobs" not in on.extras:
-        yield "The server tells no log probabilities: no greedy difference can be called a defect."
-    if on.chat:
-        yield "The server was asked by chat alone: prompts that go on, and prefill, were not compared."

@@ -12,10 +12,11 @@ import numpy as np
 
 from forerun.params import SamplingParams
 from forerun.progress import report
+from forerun.proof.effort import ProofOutputs
 from forerun.proof.outside.evidence import AnswerScores, Evidence, deviation_seen
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.reply import Spoken
-from forerun.proof.outside.subject import AskedSubject, Body
+from forerun.proof.outside.subject import Body, Subject
 from forerun.proof.outside.two_sample import SampledAnswer, permutation_tests
 
 # Requests at a time, and tokens that no row allows before they count as a defect: one may be an edge.
@@ -25,25 +26,6 @@ _FIELDS = (
     *("temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Amount of sampled answers.
-
-    Args:
-        level: probability of a false alarm.
-        output_tokens: length of an answer at most.
-        num_tokens: tokens to look at, at most.
-        seconds: time to take, at most.
-        seed: of the tests' own randomness.
-    """
-
-    level: float
-    output_tokens: int
-    num_tokens: int
-    seconds: float
-    seed: int = 0
 
 
 @dataclass
@@ -76,54 +58,50 @@ class RowsResult:
         return deviation_seen(self.evidence.count, self.level)
 
 
-def body_of(params: SamplingParams, output_tokens: int) -> dict[str, Any]:
+def body_of(outputs: ProofOutputs) -> dict[str, Any]:
     """The body that asks a server for these sampling parameters."""
-    usual = SamplingParams()
+    usual, params = SamplingParams(), outputs.params
     values = {name: getattr(params, name) for name in _FIELDS}
-    body = {
-        name: value
-        for name, value in values.items()
-        if name == "temperature" or value != getattr(usual, name)
-    }
-    return {**body, "max_tokens": output_tokens}
+    changed = {name: value for name, value in values.items() if value != getattr(usual, name)}
+    return {"temperature": params.temperature, **changed, "max_tokens": outputs.output_tokens}
 
 
 def against_rows(
-    subject: AskedSubject,
+    subject: Subject,
     reference: Reference,
     prompts: Sequence[str],
-    params: SamplingParams,
-    budget: Budget,
+    outputs: ProofOutputs,
     allowed: float,
 ) -> RowsResult:
     """Test a subject's tokens against the reference's rows until an alarm, or the budget is used up.
 
     Args:
-        params: sampling parameters; no seeds, which would select another rule in some engines.
+        outputs: amount, and sampling parameters; no seeds, which would select another rule in some engines.
         allowed: difference of log probabilities that rounding explains.
     """
-    started, result = perf_counter(), RowsResult(subject.name, budget.level)
-    random = np.random.default_rng([0x6F7574, budget.seed % 2**64])
-    body, count = body_of(params, budget.output_tokens), 0
-    while not result.alarm and result.evidence.count < budget.num_tokens:
-        if count and perf_counter() - started > budget.seconds:
+    started, result = perf_counter(), RowsResult(subject.name, outputs.level)
+    random = np.random.default_rng([0x6F7574, outputs.seed % 2**64])
+    body, count = body_of(outputs), 0
+    while not result.alarm and result.evidence.count < outputs.num_tokens:
+        if count and outputs.seconds is not None and perf_counter() - started > outputs.seconds:
             break
-        batch = [prompts[(count + place) % len(prompts)] for place in range(AT_ONCE)]
+        places = [(count + place) % len(prompts) for place in range(AT_ONCE)]
         count += AT_ONCE
-        for prompt, reply in zip(batch, subject.ask(batch, body, AT_ONCE), strict=True):
-            result.mismatch = mismatch(reference, prompt, reply.first, reply.usage)
+        replies = subject.ask([prompts[place] for place in places], body, AT_ONCE)
+        for place, reply in zip(places, replies, strict=True):
+            prompt, spoken = prompts[place], reply.first
+            result.mismatch = mismatch(reference, prompt, spoken, reply.usage)
             if result.mismatch:
                 return result
-            _take(
-                result,
-                reference,
-                (prompt, prompts.index(prompt)),
-                reply.first,
-                params,
-                random,
-                allowed,
-            )
-        report("sampled", min(result.evidence.count, budget.num_tokens), budget.num_tokens)
+            ids = [token for token in spoken.tokens if isinstance(token, int)]
+            scores = AnswerScores(random, result.evidence.memory, place)
+            for rows, chosen, excluded in reference.rows(prompt, ids, outputs.params, allowed):
+                scores.add(rows, chosen)
+                result.impossible += excluded
+            if ids:
+                result.evidence.add(scores.scores())
+                result.answers += 1
+        report("sampled", min(result.evidence.count, outputs.num_tokens), outputs.num_tokens)
     report("sampled", 1, 1)
     return result
 
@@ -142,27 +120,6 @@ def mismatch(reference: Reference, prompt: str, spoken: Spoken, usage: Mapping[s
     if ids and max(ids) >= reference.engine.target.vocab_size:
         return f"the server emits token {max(ids)}, which the reference does not have"
     return ""
-
-
-def _take(
-    result: RowsResult,
-    reference: Reference,
-    question: tuple[str, int],
-    spoken: Spoken,
-    params: SamplingParams,
-    random: np.random.Generator,
-    allowed: float,
-) -> None:
-    """Add an answer's tokens to the evidence."""
-    (prompt, number), ids = question, [one for one in spoken.tokens if isinstance(one, int)]
-    if not ids:
-        return
-    scores = AnswerScores(random, result.evidence.memory, number)
-    for rows, chosen, excluded in reference.rows(prompt, ids, params, allowed):
-        scores.add(rows, chosen)
-        result.impossible += excluded
-    result.evidence.add(scores.scores())
-    result.answers += 1
 
 
 @dataclass
@@ -186,48 +143,39 @@ class OnOffResult:
 
 
 def on_against_off(
-    on: AskedSubject,
-    off: AskedSubject,
-    prompts: Sequence[str],
-    params: SamplingParams,
-    budget: Budget,
+    on: Subject, off: Subject, prompts: Sequence[str], outputs: ProofOutputs
 ) -> OnOffResult:
     """Test whether answers with and without speculation have one distribution.
 
     An alarm counts once a second look, at twice as many new answers, raises one too.
     """
-    result = OnOffResult(budget.level)
-    body, most = (
-        body_of(params, budget.output_tokens),
-        math.ceil(budget.num_tokens / budget.output_tokens / 2),
-    )
+    result = OnOffResult(outputs.level)
+    most = math.ceil(outputs.num_tokens / outputs.output_tokens / 2)
     for look in (1, 2):
         count = most if look == 1 else 2 * result.answers[0]
         # An alarm is looked into however long it takes.
-        seconds = budget.seconds if look == 1 else math.inf
-        pairs, answers = _draw(on, off, prompts, body, count, seconds)
+        seconds = outputs.seconds if look == 1 else None
+        pairs, answers = _draw((on, off), prompts, body_of(outputs), count, seconds)
         result.answers.append(answers)
-        result.p_values.append(permutation_tests(pairs, budget.seed + look))
-        if min(result.p_values[-1].values()) >= budget.level:
+        result.p_values.append(permutation_tests(pairs, outputs.seed + look))
+        if min(result.p_values[-1].values()) >= outputs.level:
             break
     return result
 
 
 def _draw(
-    on: AskedSubject,
-    off: AskedSubject,
+    subjects: tuple[Subject, Subject],
     prompts: Sequence[str],
     body: Body,
     count: int,
-    seconds: float,
+    seconds: float | None,
 ) -> tuple[list[tuple[list[SampledAnswer], list[SampledAnswer]]], int]:
     """Sampled answers by prompt, on and off in turn, and their number on each side."""
-    started = perf_counter()
+    started, done = perf_counter(), 0
     pairs: list[tuple[list[SampledAnswer], list[SampledAnswer]]] = [([], []) for _ in prompts]
-    done = 0
-    while done < count and (not done or perf_counter() - started < seconds):
+    while done < count and (not done or seconds is None or perf_counter() - started < seconds):
         for prompt, pair in zip(prompts, pairs, strict=True):
-            for subject, answers in zip((on, off), pair, strict=True):
+            for subject, answers in zip(subjects, pair, strict=True):
                 replies = subject.ask([prompt] * AT_ONCE, body, AT_ONCE)
                 answers += [_answer(reply.first) for reply in replies]
             done += AT_ONCE

@@ -4,54 +4,86 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
-from forerun.errors import ConfigError, EndpointError
+from forerun.errors import ConfigError, EndpointError, shown
 from forerun.measure.ledger import Format, Ledger
-from forerun.proof.outside.client import Endpoint
+from forerun.proof.outside.client import ABSENT, UNKNOWN, Endpoint, refusal
 from forerun.proof.outside.reply import Reply, Spoken, margin_at
 
 Body = Mapping[str, Any]
 """Fields of a request beside its prompt, in OpenAI's names."""
 
+_DONE = "[DONE]"
 # What is asked of a server beside the text, the most useful first; a server that refuses gets the next.
-_EXTRAS: Sequence[Body] = (
-    {"logprobs": 5, "return_token_ids": True},
-    {"logprobs": 5},
-    {"return_token_ids": True},
-    {},
+# Some draw within top-k, top-p and min-p of their own unless they are told otherwise.
+_EXTRAS: Sequence[Body] = tuple(
+    {**neutral, **told}
+    for neutral in ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"top_p": 1.0}, {})
+    for told in (
+        {"logprobs": 5, "return_token_ids": True},
+        {"logprobs": 5},
+        {"return_token_ids": True},
+        {},
+    )
 )
-_UNKNOWN, _ABSENT = (400, 422), (404, 405, 501)
 
 
-class AskedSubject(Protocol):
-    """A server or checkpoint that answers prompts.
+class Subject(ABC):
+    """Whatever answers prompts.
 
     Attributes:
         name: what it is in the certificate.
+        model: name of the model there.
         is_reference: it is a checkpoint that runs here, and not the engine in question.
+        one_at_a_time: it never answers several requests at once.
+        drafted: drafted tokens of all replies, as far as they are told.
     """
 
     name: str
-    is_reference: bool
+    model: str
+    is_reference: bool = False
+    one_at_a_time: bool = False
+    drafted: int = 0
 
+    @abstractmethod
     def ask(self, prompts: Sequence[str], body: Body, at_once: int = 1) -> list[Reply]:
-        """The replies to prompts under the same settings, `at_once` at a time."""
-        ...
+        """The replies to prompts under the same settings, `at_once` at a time.
 
+        Raises:
+            EndpointError: if it is down, too slow, or refuses.
+        """
+
+    @abstractmethod
     def margin(
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
     ) -> float | None:
         """Distance in log probability of the tokens of its own and another answer at an index.
 
-        None where the server does not tell.
+        None where it is not told.
         """
-        ...
+
+    def stream(self, prompt: str, body: Body) -> Iterator[str]:
+        """Pieces of an answer's text.
+
+        Raises:
+            EndpointError: as `ask`.
+        """
+        raise refusal(f"{self.name} has no streams.", 501)
+
+    def facts(self) -> dict[str, Any]:
+        """Description for the certificate."""
+        return {"name": self.name, "model": self.model}
+
+    def limits(self) -> Iterator[str]:
+        """Sentences on waits, broken text, and what it does not tell."""
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -98,18 +130,13 @@ class ReplyRecord:
 
 
 @dataclass
-class ServerSubject:
+class ServerSubject(Subject):
     """A model of a server, with fields that every request has.
 
     Args:
-        name: what it is in the certificate.
         fields: merged into every body, such as those that switch speculation off.
-        model: name of the model there.
         chat: it is asked by /v1/chat/completions, the prompt being a user's message.
         extras: what it tells beside the text.
-
-    Attributes:
-        drafted: drafted tokens of all replies, as far as the server tells.
     """
 
     name: str
@@ -119,7 +146,6 @@ class ServerSubject:
     fields: Body = field(default_factory=dict)
     chat: bool = False
     extras: Body = field(default_factory=dict)
-    is_reference: bool = field(default=False, init=False)
     drafted: int = field(default=0, init=False)
     _asked: Counter[str] = field(default_factory=Counter)
 
@@ -133,20 +159,20 @@ class ServerSubject:
         Raises:
             EndpointError: if it answers none of them.
         """
-        refusal: EndpointError | None = None
+        last: EndpointError | None = None
         for self.chat in (False, True):
             for self.extras in _EXTRAS:
                 try:
                     self.endpoint.post(self.path, self.body(prompt, {"max_tokens": 1}))
                     return self
                 except EndpointError as error:
-                    if error.status not in (*_UNKNOWN, *_ABSENT):
+                    if error.status not in (*UNKNOWN, *ABSENT):
                         raise
-                    refusal = error
-                    if error.status in _ABSENT:
+                    last = error
+                    if error.status in ABSENT:
                         break
-        assert refusal is not None
-        raise refusal
+        assert last is not None
+        raise last
 
     def body(self, prompt: str, body: Body) -> dict[str, Any]:
         """The whole body of a request."""
@@ -158,11 +184,7 @@ class ServerSubject:
         return asked | {"messages": [{"role": "user", "content": prompt}]}
 
     def ask(self, prompts: Sequence[str], body: Body, at_once: int = 1) -> list[Reply]:
-        """Replies, as `AskedSubject` says; those in the record are not asked for again.
-
-        Raises:
-            EndpointError: if the server is down, too slow, or refuses.
-        """
+        """Replies, as `Subject` says; those in the record are not asked for again."""
         jobs = [self._job(self.body(prompt, body)) for prompt in prompts]
         if at_once == 1:
             return [self._reply(*job) for job in jobs]
@@ -173,6 +195,39 @@ class ServerSubject:
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
     ) -> float | None:
         return margin_at(own, other, index, body)
+
+    def stream(self, prompt: str, body: Body) -> Iterator[str]:
+        for line in self.endpoint.lines(self.path, self.body(prompt, {**body, "stream": True})):
+            name, _, content = line.strip().partition(":")
+            if name == "data" and content.strip() != _DONE:
+                choices = _event(content).get("choices") or [{}]
+                delta = choices[0].get("delta") or {}
+                yield choices[0].get("text") or delta.get("content") or ""
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint.url,
+            "software": self.endpoint.software or "unknown",
+            "model": self.model,
+            "asked_by": self.path,
+            "told": sorted(self.extras),
+            "switch": dict(self.fields),
+        }
+
+    def limits(self) -> Iterator[str]:
+        if not self.drafted:
+            yield (
+                "The server does not tell that it drafted: speculation that is off, or a switch that is "
+                "ignored, would pass."
+            )
+        if waits := self.endpoint.waits:
+            yield f"The server was full {waits} times; those requests waited and were repeated."
+        if broken := self.endpoint.broken:
+            yield f"{broken} responses were not UTF-8."
+        if "logprobs" not in self.extras:
+            yield "The server tells no log probabilities: no greedy difference can be called a defect."
+        if self.chat:
+            yield "The server was asked by chat alone: prompts that go on, and prefill, were not compared."
 
     def _job(self, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Key of a request, which tells apart repetitions, and its body."""
@@ -199,12 +254,6 @@ class ServerSubject:
         return reply
 
 
-def is_refusal(error: EndpointError) -> bool:
-    """True if a server refuses this request, rather than being down or broken."""
-    status = error.status
-    return status is not None and (status < 500 or status in _ABSENT)
-
-
 def served_model(endpoint: Endpoint) -> str:
     """Name of the first model that a server lists.
 
@@ -215,3 +264,18 @@ def served_model(endpoint: Endpoint) -> str:
         return str(endpoint.get("/v1/models")["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise EndpointError(f"{endpoint.url} lists no model; name it by --served-model.") from None
+
+
+def _event(content: str) -> dict[str, Any]:
+    """An event of a stream.
+
+    Raises:
+        EndpointError: for another form than OpenAI's, or an error of the server.
+    """
+    try:
+        event = json.loads(content)
+    except ValueError:
+        event = None
+    if isinstance(event, dict) and "error" not in event:
+        return event
+    raise refusal(f"a stream holds {shown(content)}, which is no event of OpenAI's form.")

@@ -1,0 +1,183 @@
+"""Engines that a proof starts and ends: llama-server, and peers in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench.contestants import files_of
+from forerun.bench.peers.process import RemoteEngine
+from forerun.errors import ConfigError, EndpointError
+from forerun.models import Checkpoint
+from forerun.models.cpu.threads import threads_in_use
+from forerun.proof.outside.client import Endpoint, refusal
+from forerun.proof.outside.reference import Reference
+from forerun.proof.outside.reply import Reply, Spoken
+from forerun.proof.outside.subject import Body, Subject
+
+if TYPE_CHECKING:
+    from forerun.proof.request import ProveRequest
+
+PROGRAM = "llama-server"
+# Requests that it answers at once, tokens of each, and the longest n-gram that it looks up.
+_SLOTS, _CONTEXT, _NGRAM = 4, 2048, 3
+_DEFAULT_TOKENS = 4
+
+
+@dataclass
+class PeerSubject(Subject):
+    """A peer of `forerun bench`, speculating or not, on token ids of the reference's tokenizer.
+
+    Args:
+        engine: the peer's process.
+        reference: the checkpoint that it runs.
+        num_speculative_tokens: drafted a round; 0 decodes plainly.
+        seed: of the first sampled answer; each further one has the next.
+    """
+
+    name: str
+    engine: RemoteEngine
+    reference: Reference
+    num_speculative_tokens: int
+    seed: int
+    one_at_a_time: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self._facts = self.engine.call("describe")
+        self.model = self.reference.model
+
+    def ask(self, prompts: Sequence[str], body: Body, at_once: int = 1) -> list[Reply]:
+        sampling = {"top_k": 0, "top_p": 1.0, **body}
+        count = sampling.pop("max_tokens")
+        if unknown := sampling.keys() - {"temperature", "top_k", "top_p"}:
+            raise refusal(f"{self.name} is not asked for {', '.join(sorted(unknown))} here.", 501)
+        return [self._answer(prompt, count, sampling) for prompt in prompts]
+
+    def _answer(self, prompt: str, count: int, sampling: dict[str, Any]) -> Reply:
+        self.seed += 1
+        prompt_ids = self.reference.encode(prompt)
+        found = self.engine.call(
+            "answer",
+            prompt_ids=prompt_ids,
+            num_tokens=count,
+            num_speculative_tokens=self.num_speculative_tokens,
+            seed=self.seed,
+            **sampling,
+        )
+        tokens = tuple(found["tokens"])
+        logprobs = tuple(found.get("logprobs", ()))
+        spoken = self.reference.spoken(tokens, logprobs, "length")
+        return Reply((spoken,), {"prompt_tokens": len(prompt_ids)})
+
+    def margin(
+        self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
+    ) -> float | None:
+        return self.reference.margin(prompt, own, other, index, body)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._facts, "num_speculative_tokens": self.num_speculative_tokens}
+
+    def limits(self) -> Iterator[str]:
+        yield f"{self._facts['name']} does not tell that it drafted: what never drafts would pass."
+
+
+@contextmanager
+def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSubject, PeerSubject]]:
+    """A peer with speculation and without.
+
+    Raises:
+        ConfigError: for a peer that is not installed or cannot run the checkpoint.
+    """
+    name, draft = request.outside.subject, request.speculation.model
+    assert name is not None
+    directory = files_of(request.model.open())
+    options: dict[str, Any] = {
+        "checkpoint_dir": str(directory),
+        "precision": "stored" if directory.is_file() else "fp32",
+        "threads": threads_in_use(),
+        "draft_dir": None if draft is None else str(files_of(Checkpoint.open(draft))),
+        "cache_dir": str(Path.home() / ".cache" / "forerun" / "peers"),
+    }
+    seed, count = request.effort.seed, request.speculation.num_speculative_tokens or _DEFAULT_TOKENS
+    with RemoteEngine(name, name=name, python=request.outside.subject_python, **options) as engine:
+        yield (
+            PeerSubject("with speculation", engine, reference, count, seed * 2**20),
+            PeerSubject("without speculation", engine, reference, 0, (2 * seed + 1) * 2**19),
+        )
+
+
+@contextmanager
+def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str]]:
+    """URLs of a llama-server with speculation, and of one without.
+
+    Raises:
+        ConfigError: without the program, or where it cannot run the model.
+    """
+    draft = request.speculation.model
+    count = str(request.speculation.num_speculative_tokens or _DEFAULT_TOKENS)
+    if draft is None:
+        method = ["ngram-simple", "--spec-ngram-simple-size-n", str(_NGRAM)]
+        method += ["--spec-ngram-simple-size-m", count]
+    else:
+        method = ["draft-simple", "--spec-draft-model", _file(draft), "--spec-draft-n-max", count]
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(_llama_server(request, ["--spec-type", *method])),
+            stack.enter_context(_llama_server(request, [])),
+        )
+
+
+def _file(model: str) -> str:
+    """Path of a model's GGUF file.
+
+    Raises:
+        ConfigError: for a model that has none.
+    """
+    path = files_of(Checkpoint.open(model))
+    if path.is_dir():
+        raise ConfigError(f"{model} is no GGUF file; llama.cpp reads no other.")
+    return str(path)
+
+
+@contextmanager
+def _llama_server(request: ProveRequest, more: Sequence[str]) -> Iterator[str]:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ConfigError(f"{PROGRAM} is not on PATH; install llama.cpp.")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [program, "--model", _file(request.model.model), "--port", str(port)]
+    command += ["--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _CONTEXT), "--no-warmup"]
+    command += ["--threads", str(threads_in_use()), "--fit", "off", *more]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while not _answers(url):
+                if process.poll() is not None:
+                    log.seek(0)
+                    last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
+                    raise ConfigError(f"{PROGRAM} ended with code {process.returncode}: {last}")
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    """True once a server at a URL has loaded its model."""
+    try:
+        Endpoint(url).get("/health")
+    except EndpointError:
+        return False
+    return True
