@@ -143,7 +143,7 @@ class OpenVinoPeer(Peer):
         **sampling: Any,
     ) -> dict[str, list[Any]]:
         seed, top_k = sampling.pop("seed"), sampling.pop("top_k")
-        drawn = {"do_sample": False}
+        drawn: dict[str, Any] = {"do_sample": False}
         if sampling["temperature"]:
             # Without a limit of its own it draws among all tokens.
             drawn = {"do_sample": True, "rng_seed": seed, "top_k": top_k or 2**31, **sampling}

@@ -121,7 +121,7 @@ class Promises:
 
     def _counters(self) -> Finding:
         reply = self._ask(self.on, GREEDY)
-        if not reply.usage:
+        if "completion_tokens" not in reply.usage:
             return OPEN, "the server tells no usage"
         wrong = list(_miscounts(reply, self.max_tokens))
         return BROKEN if wrong else KEPT, "; ".join(wrong)

@@ -226,7 +226,8 @@ def prove_outside(
     if "equality" in effort.part:
         few = prompts[: effort.equality_prompts or GREEDY_PROMPTS]
         compared = GreedyComparison(on, baseline, few, effort.output_tokens)
-        proof.greedy = compared.run(_GREEDY_SHARE * effort.seconds)
+        share = _GREEDY_SHARE if "statistics" in effort.part else 1.0
+        proof.greedy = compared.run(share * effort.seconds)
     _check_switch(subjects)
     outputs = ProofOutputs(
         params,
