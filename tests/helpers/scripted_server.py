@@ -60,7 +60,7 @@ class Script:
         if self.wrong is not None and body.get("speculative", True):
             words[1:2] = [self.wrong]
         text = "".join(words)
-        choice = {"message": {"content": text}} if chat else {"text": text}
+        choice: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
         choice["finish_reason"] = "length"
         if body.get("logprobs"):
             top = [{"token": name, "logprob": -3.0} for name in ("x", "y")]
