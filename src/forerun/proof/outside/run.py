@@ -253,7 +253,7 @@ def prove_outside(
 
 
 def plan(subjects: Subjects, effort: Effort) -> str:
-    """Requests that given deviations take, in words."""
+    """Sentence on how many requests it takes to see given deviations."""
     prices = []
     for deviation in _STATED:
         if subjects.reference is not None:

@@ -36,7 +36,7 @@ _EXTRAS: Sequence[Body] = tuple(
 
 
 class Subject(ABC):
-    """Whatever answers prompts.
+    """A server, engine or checkpoint that answers prompts.
 
     Attributes:
         name: what it is in the certificate.
