@@ -25,6 +25,7 @@ class Script:
         delay: seconds before an answer.
         broken: its streams are not UTF-8.
         wrong: the answer's second word where speculation is on.
+        prefill: the answer to requests of one word.
         logprob: of every word.
         prompt_tokens: that it counts, as usage.
         most: requests after which it gives only status 500.
@@ -36,6 +37,7 @@ class Script:
     delay: float = 0.0
     broken: bool = False
     wrong: str | None = None
+    prefill: str | None = None
     logprob: float = -0.5
     prompt_tokens: int = 6
     most: int = 10**9
@@ -59,6 +61,8 @@ class Script:
         words = list(WORDS[: body.get("max_tokens", len(WORDS))])
         if self.wrong is not None and body.get("speculative", True):
             words[1:2] = [self.wrong]
+        if self.prefill is not None and len(words) == 1:
+            words = [self.prefill]
         text = "".join(words)
         choice: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
         choice["finish_reason"] = "length"

@@ -64,9 +64,16 @@ def test_a_slow_server_is_said_to_be() -> None:
         subjects_at(url, request_timeout=0.1)
 
 
-def test_other_tokens_than_plainly_are_a_defect_where_their_distance_is_told() -> None:
-    proof, _ = proved(Script(wrong="x"))
-    assert verdicts(proof) == {"defect"}
+@pytest.mark.parametrize(("prefill", "verdict"), [(None, "defect"), ("x ", "rounding")])
+def test_other_tokens_than_plainly_are_a_defect_unless_plain_prefill_gives_them(
+    prefill: str | None, verdict: str
+) -> None:
+    """A draft is checked by prefill, so what plain prefill does is the engine's own."""
+    proof, _ = proved(Script(wrong="x ", prefill=prefill))
+    assert verdict in verdicts(proof)
+    assert proof.greedy is not None
+    plain = proof.greedy.situations[0]
+    assert [found.verdict for found in plain.divergences] == [verdict]
 
 
 def test_without_log_probabilities_a_difference_remains_unclear() -> None:
@@ -151,7 +158,7 @@ def test_the_certificate_names_what_was_seen_and_not() -> None:
         "a seed repeats its answer",
         "refused with 400",
         "does not tell that it drafted",
-        "No defect was found.",
+        "No defect was found. Nothing shows that it drafted.",
         OFF.strip("{}"),
     ):
         assert said in text, said

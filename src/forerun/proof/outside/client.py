@@ -50,33 +50,12 @@ class Endpoint:
             )
         self.url = self.url.rstrip("/").removesuffix("/v1")
 
-    def get(self, path: str) -> Any:
-        """The object at a path.
+    def fetch(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The object at a path, or the answer to a body.
 
         Raises:
             EndpointError: if the server is down, too slow, or refuses.
         """
-        return self._object(path, None)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer to a body.
-
-        Raises:
-            EndpointError: as `get` does.
-        """
-        return self._object(path, body)
-
-    def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[str]:
-        """The lines of a stream; leaving the iterator closes the connection.
-
-        Raises:
-            EndpointError: as `get` does.
-        """
-        with self._opened(path, body) as response:
-            for line in response:
-                yield self._text(line)
-
-    def _object(self, path: str, body: Mapping[str, Any] | None) -> Any:
         with self._opened(path, body) as response:
             text = self._text(response.read())
         try:
@@ -86,6 +65,16 @@ class Endpoint:
                 f"{self.url}{path} answers with something else than JSON ({shown(text)}); give the "
                 "address of an OpenAI-compatible server."
             ) from None
+
+    def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[str]:
+        """The lines of a stream; leaving the iterator closes the connection.
+
+        Raises:
+            EndpointError: as `fetch` does.
+        """
+        with self._opened(path, body) as response:
+            for line in response:
+                yield self._text(line)
 
     def _text(self, content: bytes) -> str:
         try:

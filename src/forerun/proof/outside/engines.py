@@ -177,7 +177,7 @@ def _llama_server(request: ProveRequest, more: Sequence[str]) -> Iterator[str]:
 def _answers(url: str) -> bool:
     """True once a server at a URL has loaded its model."""
     try:
-        Endpoint(url).get("/health")
+        Endpoint(url).fetch("/health")
     except EndpointError:
         return False
     return True

@@ -8,7 +8,7 @@ defect where the two tokens lie further apart than that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 
@@ -273,7 +273,20 @@ class GreedyComparison:
             result.prompts += 1
             result.tokens += len(off.tokens)
             found = _divergence(number, self.off, question, on, off, self._result.noise.allowed)
-            result.divergences += [] if found is None else [found]
+            if found is None:
+                continue
+            if found.margin is not None and self._prefill_agrees(question, off, on, found.index):
+                found = replace(found, verdict=ROUNDING)
+            result.divergences.append(found)
+
+    def _prefill_agrees(self, question: Question, off: Spoken, on: Spoken, index: int) -> bool:
+        """True if the engine without speculation gives the token of `on` once it reads the beginning."""
+        prompt, body = question
+        if body.keys() != self._base.keys() or self.off.is_reference:
+            return False
+        beginning = prompt + "".join(off.texts[:index])
+        again = self.off.ask([beginning], {**GREEDY, "max_tokens": 1})[0].first
+        return again.tokens[:1] == on.tokens[index : index + 1]
 
     def _pairs(
         self, situation: Situation, asked: Sequence[Question]

@@ -67,21 +67,21 @@ class OutsideProof:
     """Result of a proof from outside; parts that did not run are None.
 
     Args:
-        plan: what a deviation costs, said before it began.
         greedy, promises: results of these parts.
         rows: sampled tokens against the reference's rows.
         control: the same tokens of the server without speculation.
         on_off: sampled answers on against off.
-        notes: what was not seen, and why.
+        notes: what a deviation costs, what was not seen, and why.
+        drafted: tokens that the subject says it drafted.
     """
 
-    plan: list[str]
     greedy: GreedyResult | None = None
     rows: RowsResult | None = None
     control: RowsResult | None = None
     on_off: OnOffResult | None = None
     promises: list[Promise] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    drafted: int = 0
     seconds: float = 0.0
 
     @property
@@ -220,8 +220,8 @@ def prove_outside(
         raise ConfigError(
             "from outside there is nothing to enumerate; ask for equality or statistics."
         )
-    proof = OutsideProof([plan(subjects, effort)])
-    say(proof.plan[0])
+    proof = OutsideProof(notes=[plan(subjects, effort)])
+    say(proof.notes[0])
     on, baseline = subjects.on, subjects.baseline
     if "equality" in effort.part:
         few = prompts[: effort.equality_prompts or GREEDY_PROMPTS]
@@ -248,6 +248,7 @@ def prove_outside(
         proof.promises = list(looks.look())
     _check_switch(subjects)
     proof.notes += on.limits()
+    proof.drafted = on.drafted
     proof.seconds = perf_counter() - started
     return proof
 

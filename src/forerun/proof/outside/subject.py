@@ -86,21 +86,13 @@ class Subject(ABC):
         yield from ()
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A recorded reply, under the key of its request."""
-
-    key: str
-    content: Any
-
-
-RECORD = Format[Kept](
+RECORD = Format[dict[str, Any]](
     "forerun_outside",
     1,
     "forerun prove --endpoint",
     ConfigError,
-    lambda kept: {"key": kept.key, "content": kept.content},
-    lambda line: Kept(line["key"], line["content"]),
+    dict,
+    lambda line: {"key": line["key"], "content": line["content"]},
 )
 
 
@@ -109,7 +101,7 @@ class ReplyRecord:
     """Replies of an earlier run that was interrupted, and the file to which further ones go."""
 
     kept: dict[str, Any] = field(default_factory=dict)
-    ledger: Ledger[Kept] | None = None
+    ledger: Ledger[dict[str, Any]] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
@@ -120,13 +112,13 @@ class ReplyRecord:
             record.ledger = Ledger(path, RECORD, header, record._see)
         return record
 
-    def _see(self, kept: Kept) -> None:
-        self.kept[kept.key] = kept.content
+    def _see(self, line: dict[str, Any]) -> None:
+        self.kept[line["key"]] = line["content"]
 
     def add(self, key: str, content: Any) -> None:
         if self.ledger is not None:
             with self._lock:
-                self.ledger.append([Kept(key, content)])
+                self.ledger.append([{"key": key, "content": content}])
 
 
 @dataclass
@@ -163,7 +155,7 @@ class ServerSubject(Subject):
         for self.chat in (False, True):
             for self.extras in _EXTRAS:
                 try:
-                    self.endpoint.post(self.path, self.body(prompt, {"max_tokens": 1}))
+                    self.endpoint.fetch(self.path, self.body(prompt, {"max_tokens": 1}))
                     return self
                 except EndpointError as error:
                     if error.status not in (*UNKNOWN, *ABSENT):
@@ -239,7 +231,7 @@ class ServerSubject(Subject):
     def _reply(self, key: str, body: Body) -> Reply:
         content = self.record.kept.get(key)
         if content is None:
-            content = self.endpoint.post(self.path, body)
+            content = self.endpoint.fetch(self.path, body)
             try:
                 Reply.of(content)
             except (KeyError, TypeError, AttributeError, IndexError):
@@ -261,7 +253,7 @@ def served_model(endpoint: Endpoint) -> str:
         EndpointError: if it lists none.
     """
     try:
-        return str(endpoint.get("/v1/models")["data"][0]["id"])
+        return str(endpoint.fetch("/v1/models")["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise EndpointError(f"{endpoint.url} lists no model; name it by --served-model.") from None
 
