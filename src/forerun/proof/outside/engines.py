@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,9 @@ class PeerSubject(Subject):
     def margin(
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
     ) -> float | None:
-        return self.reference.margin(prompt, own, other, index, body)
+        # Without log probabilities of the engine its distance from the reference is unknown.
+        known = own.logprobs and other.logprobs
+        return self.reference.margin(prompt, own, other, index, body) if known else None
 
     def facts(self) -> dict[str, Any]:
         return {**self._facts, "num_speculative_tokens": self.num_speculative_tokens}
@@ -128,11 +130,9 @@ def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str]]:
         method += ["--spec-ngram-simple-size-m", count]
     else:
         method = ["draft-simple", "--spec-draft-model", _file(draft), "--spec-draft-n-max", count]
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(_llama_server(request, ["--spec-type", *method])),
-            stack.enter_context(_llama_server(request, [])),
-        )
+    file = _file(request.model.model)
+    with llama_server(file, ["--spec-type", *method]) as on, llama_server(file, []) as off:
+        yield on, off
 
 
 def _file(model: str) -> str:
@@ -148,14 +148,19 @@ def _file(model: str) -> str:
 
 
 @contextmanager
-def _llama_server(request: ProveRequest, more: Sequence[str]) -> Iterator[str]:
+def llama_server(file: str, more: Sequence[str]) -> Iterator[str]:
+    """The URL of a llama-server on a GGUF file, which ends with the block.
+
+    Raises:
+        ConfigError: without the program, or with its last words where it does not start.
+    """
     program = shutil.which(PROGRAM)
     if program is None:
         raise ConfigError(f"{PROGRAM} is not on PATH; install llama.cpp.")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "--model", _file(request.model.model), "--port", str(port)]
+    command = [program, "--model", file, "--port", str(port)]
     command += ["--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _CONTEXT), "--no-warmup"]
     command += ["--threads", str(threads_in_use()), "--fit", "off", *more]
     url = f"http://127.0.0.1:{port}"

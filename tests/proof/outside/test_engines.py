@@ -1,0 +1,95 @@
+"""Engines that a proof starts: peers that answer by token ids, and llama-server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.errors import ConfigError, EndpointError
+from forerun.proof.outside.client import Endpoint, is_refusal
+from forerun.proof.outside.engines import PeerSubject, llama_server
+from forerun.proof.outside.greedy import DEFECT, UNCLEAR, GreedyComparison
+from forerun.proof.outside.reference import Reference
+from tests.helpers.plants import plain_engine
+
+PROMPTS = ["w1 w2 w1 w2 w3 w4"]
+
+
+class MadeEngine:
+    """A peer's process that answers one token, another one where it speculates."""
+
+    def __init__(self, logprobs: bool) -> None:
+        self.logprobs, self.seeds = logprobs, list[int]()
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        if name == "describe":
+            return {"name": "made", "version": "1"}
+        self.seeds.append(arguments["seed"])
+        token = 7 if arguments["num_speculative_tokens"] else 8
+        found = {"tokens": [token] * arguments["num_tokens"]}
+        return found | ({"logprobs": [-0.5] * arguments["num_tokens"]} if self.logprobs else {})
+
+
+def subjects(logprobs: bool) -> tuple[PeerSubject, PeerSubject]:
+    engine: Any = MadeEngine(logprobs)
+    reference = Reference(plain_engine())
+    return PeerSubject("on", engine, reference, 4, 0), PeerSubject("off", engine, reference, 0, 100)
+
+
+@pytest.mark.parametrize(("logprobs", "verdict"), [(True, DEFECT), (False, UNCLEAR)])
+def test_a_difference_is_a_defect_where_the_peer_tells_log_probabilities(
+    logprobs: bool, verdict: str
+) -> None:
+    result = GreedyComparison(*subjects(logprobs), PROMPTS, 4).run(600.0)
+    assert {found.verdict for found in result.divergences} == {verdict}
+    skipped = {one.name: one.skipped for one in result.situations}
+    assert skipped["16 at once"] == "it answers one request at a time"
+    assert skipped["penalties"] == "not served (501)"
+
+
+def test_every_answer_has_a_seed_of_its_own() -> None:
+    on, off = subjects(logprobs=True)
+    for subject in (on, off):
+        subject.ask(PROMPTS * 3, {"temperature": 1.0, "max_tokens": 2})
+    seeds = on.engine.seeds  # type: ignore[attr-defined]
+    assert len(set(seeds)) == len(seeds) == 6
+    with pytest.raises(EndpointError) as refused:
+        on.ask(PROMPTS, {"temperature": 1.0, "max_tokens": 2, "seed": 3})
+    assert is_refusal(refused.value)
+
+
+SERVES = """
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def program(folder: Path, text: str) -> None:
+    """A llama-server that runs a piece of Python."""
+    file = folder / "llama-server"
+    file.write_text(f"#!{sys.executable}\nimport sys\n{text}")
+    file.chmod(0o755)
+
+
+def test_llama_server_runs_for_a_block_and_its_last_words_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="is not on PATH"), llama_server("x.gguf", []):
+        pass
+    program(tmp_path, "print('one'); sys.exit('no such file')")
+    with pytest.raises(ConfigError, match="code 1: no such file"), llama_server("x.gguf", []):
+        pass
+    program(tmp_path, SERVES)
+    with llama_server("x.gguf", []) as url:
+        assert Endpoint(url).fetch("/health") == {}
+    with pytest.raises(EndpointError, match="no server answers"):
+        Endpoint(url).fetch("/health")
