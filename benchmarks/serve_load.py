@@ -123,7 +123,7 @@ def bodies(model: Body, variety: int) -> list[tuple[str, Body]]:
 def whole(server: Endpoint, path: str, body: Body) -> list[list[str]]:
     """Text, arguments of calls and end of each choice."""
     found = []
-    for choice in server.post(path, body)["choices"]:
+    for choice in server.fetch(path, body)["choices"]:
         message = choice.get("message", {})
         text = message.get("content") or choice.get("text") or ""
         calls = "".join(one["function"]["arguments"] for one in message.get("tool_calls", ()))
@@ -202,7 +202,7 @@ class Load:
 
     def _refused(self, path: str, body: Body) -> bool:
         try:
-            self.server.post(path, body)
+            self.server.fetch(path, body)
         except EndpointError as error:
             return error.status in (400, 404)
         return False
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     context = 1024 if given.model == "zoo" else given.long + 512
     with serving(given.model, "--max-context", str(context), *given.options) as found:
         server = Endpoint(found.url, timeout=600.0)
-        [model] = server.get("/v1/models")["data"]
+        [model] = server.fetch("/v1/models")["data"]
         work = bodies(model, given.variety)
         alone = [whole(server, path, body | {"speculative": False}) for path, body in work]
         load, outcomes, memory = Load(server, work, alone), Counter[str](), list[float]()

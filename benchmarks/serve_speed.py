@@ -132,7 +132,7 @@ def llama_server(
         url = f"http://127.0.0.1:{port}"
         while True:
             try:
-                Endpoint(url).get("/health")
+                Endpoint(url).fetch("/health")
                 break
             except EndpointError:
                 if process.poll() is not None:
