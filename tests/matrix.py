@@ -317,6 +317,13 @@ COMPRESSIONS = {
 }
 
 
+# Quick, for what hardly depends on the drafter: each third of them.
+SOME_DRAFTERS = [
+    pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (at % 3 != 0))
+    for at, case in enumerate(DRAFTERS)
+]
+
+
 def no_repeats(committed: object, drafted: object) -> list[bool]:
     """A grammar that depends on the drafted prefix: no token twice in a row."""
     latest = (*committed, *drafted)[-1]  # type: ignore[misc]

@@ -19,6 +19,7 @@ from forerun.models.memory import MemoryNeed, check_memory, memory_need
 from forerun.models.placement import resolve
 from forerun.params import SamplingParams
 from tests.helpers.backends import needs_kernels
+from tests.helpers.covering import covering
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, tiny_config, tiny_model
 
@@ -44,8 +45,7 @@ def test_sizes_are_those_of_the_model(name: str, load: Any) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(("name", "dtype"), covering(NATIVE, ["fp32", "bf16", "int8", "int4"]))
 def test_the_kernels_take_little_more(name: str, dtype: str, load: Any) -> None:
     """Rows are padded to blocks, heads and slots to lines: much for tiny models, but with a bound."""
     run_config = resolve(Placement(dtype, "cpu"), None)
