@@ -14,7 +14,7 @@ from forerun.cli.main import application
 from forerun.costs.hardware import HARDWARE
 from forerun.report.plot import figure_of
 from forerun.simulation.planning import plan
-from forerun.simulation.request import HardwareOptions, SimulateRequest
+from forerun.simulation.request import SimulateRequest
 from tests.helpers.command_line import Write
 from tests.helpers.refusals import refused
 from tests.helpers.simulate_command import cells, content, simulate
@@ -200,7 +200,7 @@ def test_panels_tell_their_lines_apart_and_hide_none() -> None:
     """16 lines: four contexts, in each four lines that differ in colour and in style."""
     charts = plan(
         SimulateRequest(
-            machine=HardwareOptions(hardware="a100"),
+            hardware="a100",
             target="8b",
             draft="1b",
             lengths=(1, 2, 3, 4),

@@ -1,7 +1,7 @@
 """Caches of keys and values that can be rolled back."""
 
 from forerun.kv_cache.compressed import CompressedCache
-from forerun.kv_cache.evicting import Evicting
+from forerun.kv_cache.evicting import Evicting, QueryLog
 from forerun.kv_cache.fit import (
     check_length,
     check_path,
@@ -10,5 +10,4 @@ from forerun.kv_cache.fit import (
     held_before,
     layers_to_trim,
 )
-from forerun.kv_cache.query_log import QueryLog
 from forerun.kv_cache.static import Appending, StaticCache

@@ -11,13 +11,9 @@ from forerun.compression import Compression
 from forerun.compression.base import Rotate
 from forerun.core import MOST_NODES, Batch
 from forerun.kv_cache.codes import Codes, parts
-from forerun.kv_cache.evicting import Evicting
+from forerun.kv_cache.evicting import STEP, Evicting, QueryLog
 from forerun.kv_cache.fit import held_before
-from forerun.kv_cache.query_log import QueryLog
 from forerun.kv_cache.static import Appending, StaticCache
-
-# Number of slots by which the tensors grow.
-STEP = 256
 
 
 class CompressedCache(Evicting, StaticCache):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun.costs.hardware import GB
 from forerun.report.chart import Curves, Line
 from forerun.report.table import Cell, Mark, Row, Table, long_table, speedup_cell
-from forerun.simulation.hardware import Setup
 from forerun.simulation.request import SimulateRequest
+
+if TYPE_CHECKING:
+    from forerun.simulation.planning import Setup
 
 
 def short_count(count: int) -> str:

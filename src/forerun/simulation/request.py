@@ -10,7 +10,7 @@ from forerun.costs.hardware import HARDWARE
 from forerun.costs.precision import PRECISIONS
 from forerun.costs.shapes import SHAPES
 from forerun.errors import ConfigError
-from forerun.options import UNIQUE, option, options, part
+from forerun.options import UNIQUE, option, options
 
 if TYPE_CHECKING:
     from forerun.report.result import Result
@@ -31,49 +31,6 @@ _Batch = Annotated[int, Field(ge=1, le=1 << 14)]
 _Context = Annotated[int, Field(ge=0, le=1 << 30)]
 _Limit = Annotated[float, Field(ge=1e-6, le=1e9)]
 _Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
-
-
-@options
-class HardwareOptions:
-    """Hardware to simulate."""
-
-    hardware: str | None = option(
-        default=None, description=f"Plan for {', '.join(HARDWARE)}.", names=lambda: HARDWARE
-    )
-    bandwidth: _Limit | None = Field(
-        default=None,
-        description="GB/s of its memory; with --flops, for hardware of your own.",
-    )
-    flops: _Limit | None = Field(default=None, description="TFLOP/s of its dense matrix products.")
-    memory: _Limit | None = option(
-        default=None, description="GB of its memory.", requires=ELSEWHERE
-    )
-    num_devices: int = option(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Devices that share the work evenly.",
-        requires=ELSEWHERE,
-    )
-    parallel_efficiency: float = option(
-        default=0.8,
-        ge=1e-3,
-        le=1.0,
-        description="Share of their joint limits that several devices reach; assumed.",
-        requires=("num_devices",),
-    )
-    overhead: float = option(
-        default=0.0,
-        ge=0.0,
-        le=1e6,
-        description="Milliseconds added to every forward, for launches and the host.",
-        requires=ELSEWHERE,
-    )
-
-    @property
-    def named(self) -> bool:
-        """True if any hardware is described."""
-        return any(getattr(self, name) is not None for name in ELSEWHERE)
 
 
 @options
@@ -111,7 +68,41 @@ class SimulateRequest:
         description="Seed of the simulation.",
         requires=("rounds",),
     )
-    machine: HardwareOptions = part(default=HardwareOptions, section="Hardware")
+    hardware: str | None = option(
+        default=None,
+        description=f"Plan for {', '.join(HARDWARE)}.",
+        section="Hardware",
+        names=lambda: HARDWARE,
+    )
+    bandwidth: _Limit | None = Field(
+        default=None,
+        description="GB/s of its memory; with --flops, for hardware of your own.",
+    )
+    flops: _Limit | None = Field(default=None, description="TFLOP/s of its dense matrix products.")
+    memory: _Limit | None = option(
+        default=None, description="GB of its memory.", requires=ELSEWHERE
+    )
+    num_devices: int = option(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Devices that share the work evenly.",
+        requires=ELSEWHERE,
+    )
+    parallel_efficiency: float = option(
+        default=0.8,
+        ge=1e-3,
+        le=1.0,
+        description="Share of their joint limits that several devices reach; assumed.",
+        requires=("num_devices",),
+    )
+    overhead: float = option(
+        default=0.0,
+        ge=0.0,
+        le=1e6,
+        description="Milliseconds added to every forward, for launches and the host.",
+        requires=ELSEWHERE,
+    )
     target: str | None = option(
         default=None,
         description="A known model (a wrong name lists them) or a count such as 70B.",
@@ -160,7 +151,7 @@ class SimulateRequest:
     )
 
     def __post_init__(self) -> None:
-        if not self.machine.named:
+        if not self.elsewhere:
             if not self.cost_ratio:
                 object.__setattr__(self, "cost_ratio", (COST_RATIO,))
         elif self.target is None:
@@ -170,6 +161,11 @@ class SimulateRequest:
             raise ConfigError("--cost-ratio is a list; give one number with --hardware.")
 
     @property
+    def elsewhere(self) -> bool:
+        """True if any hardware is described."""
+        return any(getattr(self, name) is not None for name in ELSEWHERE)
+
+    @property
     def most_requests(self) -> int:
         """The largest batch size in the search for those at which speculation loses."""
         return max(REQUESTS, *self.batch)
@@ -177,7 +173,7 @@ class SimulateRequest:
 
 def run(request: SimulateRequest) -> Result:
     """The speed-up by formulas, by simulated rounds, or on hardware."""
-    if request.machine.named:
+    if request.elsewhere:
         from forerun.simulation.planning import plan
 
         return plan(request)
