@@ -69,7 +69,7 @@ class Peer:
 
     def continued(self, file: str, prompt: str, count: int) -> str:
         """Greedy text after a prompt."""
-        options = ("--temp", "0", "-no-cnv", "--no-display-prompt", "--no-warmup")
+        options = ("--temp", "0", "-no-cnv", "--no-display-prompt", "--no-warmup", "--no-escape")
         done = self.run("llama-completion", "-m", file, "-p", prompt, "-n", str(count), *options)
         return done.stdout
 
@@ -123,14 +123,14 @@ def compare_texts(file: str, model: CpuModel, tokenizer: Any, peer: Peer, count:
         ours = continued(model, tokenizer.encode(prompt), count)
         ids, margins = [token for token, _ in ours], [margin for _, margin in ours]
         # An end of text is not written; a character may be cut off at the end.
-        text = tokenizer.decode(ids, True).rstrip("\ufffd").strip()
-        pairs = zip(text, theirs.strip(), strict=False)
+        text, theirs = tokenizer.decode(ids, True).lstrip(), theirs.lstrip()
+        pairs = zip(text, theirs, strict=False)
         common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        if common >= min(len(text), len(theirs.strip())):
+        if common >= min(len(text.rstrip("\ufffd \n")), len(theirs.rstrip())):
             same += 1
             continue
         at = next(
-            n for n in range(count) if len(tokenizer.decode(ids[: n + 1], True).strip()) > common
+            n for n in range(count) if len(tokenizer.decode(ids[: n + 1], True).lstrip()) > common
         )
         print(f"  prompt {number}: parts at token {at + 1}, margin {margins[at]:.4f}")
     print(f"greedy texts of {count} tokens: {same} of {len(prompts)} the same")
