@@ -87,8 +87,8 @@ class Member:
         seen = f"after {self.rounds} rounds ({self.accepted} of {self.drafted} drafted tokens accepted)"
         return (
             f"{self.name} was given up {seen if self.rounds else 'in an earlier run'}: a drafted token takes "
-            f"{cost:.2f} of a plain round, more than it brings; it is tried again now and then, and --policy "
-            "fixed drafts on"
+            f"{cost:.2f} of a plain round, and with its check more than it brings; it is tried again now and "
+            "then, and --policy fixed drafts on"
         )
 
 
