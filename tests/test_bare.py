@@ -52,7 +52,9 @@ def extras() -> set[str]:
     """Modules of what the extras bring and the package itself does not need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = chain.from_iterable(project["optional-dependencies"].values())
-    names = {_name_of(line) for line in brought} - set(map(_name_of, project["dependencies"]))
+    # One extra of the package asks for another.
+    needed = {project["name"], *map(_name_of, project["dependencies"])}
+    names = {_name_of(line) for line in brought} - needed
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
 

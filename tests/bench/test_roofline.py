@@ -41,8 +41,8 @@ from forerun.bench.roofline.rows import (
     FREE_UP_TO,
     TARGET,
     Forward,
+    PlacedModel,
     Roofline,
-    Subject,
     Turn,
     experts_note,
     free_tokens,
@@ -137,7 +137,7 @@ def test_random_weights_are_the_same_in_parts() -> None:
     )
 
 
-def row_of(subject: Subject, n: int, context: int, ratio: float = 1.0) -> Forward:
+def row_of(subject: PlacedModel, n: int, context: int, ratio: float = 1.0) -> Forward:
     """A row of one turn, in which a forward took `ratio` seconds, and one token a second."""
     return subject.row(n, context, LIMITS, [Turn({n: ratio}, {n: ratio}, LIMITS)])
 
@@ -146,7 +146,7 @@ def row_of(subject: Subject, n: int, context: int, ratio: float = 1.0) -> Forwar
 def test_predicted_rows_obey_the_roof(name: str, width: float, context: int) -> None:
     """Decoding computes two FLOP for each weight that it reads, times rise with tokens, no forward is
     above the roof, and memory bounds what is below the ridge."""
-    subject = Subject(TARGET, name, "bf16", Traffic(SHAPES[name], width, 2.0))
+    subject = PlacedModel(TARGET, name, "bf16", Traffic(SHAPES[name], width, 2.0))
     rows = [row_of(subject, n, context) for n in (1, 2, 8, 64, 512)]
     layers, _ = subject.traffic.alone(1, context)
     assert layers.intensity == pytest.approx(2 / width)
@@ -163,7 +163,7 @@ def test_predicted_rows_obey_the_roof(name: str, width: float, context: int) -> 
 
 def test_a_row_pairs_times_turn_by_turn() -> None:
     """A turn at half the speed counts like any other."""
-    subject = Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
+    subject = PlacedModel(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
     turns = [
         Turn({1: 1.0 * slow, 4: 1.5 * slow}, {4: 1.5}, Limits(1e9 / slow, 1e11 / slow))
         for slow in (1, 2, 2)
@@ -183,7 +183,7 @@ def test_a_row_pairs_times_turn_by_turn() -> None:
     ],
 )
 def test_checking_is_free_until_it_is_not(ratios: dict[int, float], most: int) -> None:
-    subject = Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
+    subject = PlacedModel(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16")))
     rows = [row_of(subject, n, 16, ratio) for n, ratio in ratios.items()]
     assert free_tokens(rows) == most
 
@@ -283,7 +283,7 @@ def on_h100() -> Roofline:
         (TARGET, "llama-3.1-8b", (1, 2, 8, 64)),
         (DRAFT, "llama-3.2-1b", (1,)),
     ):
-        subject = Subject(role, name, "bf16", Traffic(SHAPES[name], 2.0, 2.0))
+        subject = PlacedModel(role, name, "bf16", Traffic(SHAPES[name], 2.0, 2.0))
         times = {n: float(limits.seconds(*subject.traffic.alone(n, 128))) for n in tokens}
         turn = Turn(times, {n: times[n] / times[1] for n in tokens}, limits)
         rows += [subject.row(n, 128, limits, [turn]) for n in tokens]
@@ -366,5 +366,5 @@ def test_stored_weights_are_those_of_gguf_files(tmp_path: Path) -> None:
 
 
 def test_rows_are_flat() -> None:
-    row = row_of(Subject(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16"))), 1, 0)
+    row = row_of(PlacedModel(TARGET, "tiny", "bf16", traffic_of(build("tiny", "bf16"))), 1, 0)
     assert not any(isinstance(value, dict | list) for value in asdict(row).values())

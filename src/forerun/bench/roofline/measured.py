@@ -24,8 +24,8 @@ from forerun.bench.roofline.rows import (
     DRAFT,
     TARGET,
     Forward,
+    PlacedModel,
     Roofline,
-    Subject,
     Turn,
     experts_note,
 )
@@ -89,9 +89,9 @@ class TimedModel:
     tokens: Sequence[int]
 
     @property
-    def subject(self) -> Subject:
-        """Subject of the model's rows."""
-        return Subject(self.role, self.model.name, self.model.precision, traffic_of(self.model))
+    def subject(self) -> PlacedModel:
+        """The model of the rows."""
+        return PlacedModel(self.role, self.model.name, self.model.precision, traffic_of(self.model))
 
     def fitting(self, contexts: Sequence[int]) -> list[int]:
         """The contexts that the model has room for, rising."""

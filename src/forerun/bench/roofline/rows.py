@@ -66,7 +66,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlacedModel:
     """A model whose forwards are placed below the roof.
 
     Args:
