@@ -36,7 +36,7 @@ class StackedExperts:
     values a byte and `_scales` [experts, outputs, inputs / 32], exponents of 2 plus 127.
 
     Args:
-        source: the other.
+        source: a checkpoint with stacks.
     """
 
     def __init__(self, source: Source) -> None:

@@ -48,10 +48,9 @@ _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
 # Plain rounds after which a lookup's round runs cold; a model's draft does after any.
 COLD_AFTER = 8
 # Expected acceptance is updated after each of a request's FIRST_DRAFTS drafts, then each DRAFT_ROUNDS rounds.
-# Plans hold as long if models draft for all requests, because planning takes time too.
-FIRST_DRAFTS, DRAFT_ROUNDS = 8, 8
-# Rounds for which a plan holds, for each earlier draft of a request and of any.
-HELD, HELD_BY_ANY = 1 / 2, 1 / 32
+# If models draft for all requests, a plan holds HELD rounds for each of its earlier drafts and HELD_BY_ANY
+# for each of any request's, DRAFT_ROUNDS at most, because planning takes time too.
+FIRST_DRAFTS, DRAFT_ROUNDS, HELD, HELD_BY_ANY = 8, 8, 1 / 2, 1 / 32
 # Drafting rounds after which a plain one is timed, and the rounds that it counts as, because others tell less
 # of the machine's speed. Plain rounds that are learned from together, and most that they count as.
 TIMED_AFTER, COUNTED, REPEATED = 75, 4, 8
@@ -254,7 +253,9 @@ class AutoPolicy(BasePolicy):
             self._plain += seen
             self._undrafted += len(seen)
             self._dry += len(seen)
-            for member in self._offering:
+        if seen:
+            chosen = {text.choice.offer.member for text in self._running if text.choice}
+            for member in self._offering.keys() - chosen:
                 member.trials.wait(len(seen) - 1)
         drafted = bool(seen) and not self._is_plain
         few = 0 < len(self._plain) < REPEATED and self._plain[0].batch_size == batch_size
@@ -394,7 +395,6 @@ class AutoPolicy(BasePolicy):
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
-        # Rest as long as before, because knowledge changes ever more slowly. A try that is due but cannot be
-        # paid for waits for the account.
+        # Rest as long as before, as knowledge changes ever more slowly. A try that cannot be paid for waits.
         rest = min(max(self._undrafted, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

@@ -64,12 +64,15 @@ def test_a_slow_server_is_said_to_be() -> None:
         subjects_at(url, request_timeout=0.1)
 
 
-@pytest.mark.parametrize(("prefill", "verdict"), [(None, "defect"), ("x ", "rounding")])
+@pytest.mark.parametrize(
+    ("prefill", "logprob", "verdict"),
+    [(None, -0.5, "defect"), ("x ", -2.6, "rounding"), ("x ", -0.5, "defect")],
+)
 def test_other_tokens_than_plainly_are_a_defect_unless_plain_prefill_gives_them(
-    prefill: str | None, verdict: str
+    prefill: str | None, logprob: float, verdict: str
 ) -> None:
-    """A draft is checked by prefill, so what plain prefill does is the engine's own."""
-    proof, _ = proved(Script(wrong="x ", prefill=prefill))
+    """A draft is checked by prefill, so what plain prefill does is the engine's own, but no far token."""
+    proof, _ = proved(Script(wrong="x ", prefill=prefill, logprob=logprob))
     assert verdict in verdicts(proof)
     assert proof.greedy is not None
     plain = proof.greedy.situations[0]

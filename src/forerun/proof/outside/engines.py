@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PROGRAM = "llama-server"
 # Requests that it answers at once, tokens of each, and the longest n-gram that it looks up.
 _SLOTS, _CONTEXT, _NGRAM = 4, 2048, 3
+_PATIENCE = 10.0  # seconds for a server to end by itself
 _DEFAULT_TOKENS = 4
 
 
@@ -40,7 +41,7 @@ class PeerSubject(Subject):
         engine: the peer's process.
         reference: the checkpoint that it runs.
         num_speculative_tokens: drafted a round; 0 decodes plainly.
-        seed: of the first sampled answer; each further one has the next.
+        seed: answers count up from it.
     """
 
     name: str
@@ -176,7 +177,11 @@ def llama_server(file: str, more: Sequence[str]) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _answers(url: str) -> bool:

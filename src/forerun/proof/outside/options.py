@@ -29,7 +29,7 @@ class Outside:
     )
     subject_python: FileName | None = option(
         default=None,
-        description="The interpreter that has the engine; this one.",
+        description="The interpreter that has the engine; left out, this one.",
         requires=("subject",),
     )
     baseline_endpoint: Text | None = option(

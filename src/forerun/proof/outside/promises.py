@@ -86,7 +86,7 @@ class Promises:
                 continue
             plain, plain_again = (self._ask(self.off, body).first.tokens for _ in range(2))
             if plain != plain_again:
-                return OPEN, "the server keeps no seeds without speculation either"
+                return OPEN, "the server keeps no seeds without speculation"
             same += first == plain
         if lost:
             # One of several may be a near-tie that the engine rounds by itself.

@@ -101,6 +101,9 @@ def against_rows(
             if ids:
                 result.evidence.add(scores.scores())
                 result.answers += 1
+        if not result.evidence.count:
+            result.mismatch = "its answers are empty"
+            return result
         report("sampled", min(result.evidence.count, outputs.num_tokens), outputs.num_tokens)
     report("sampled", 1, 1)
     return result
@@ -185,5 +188,7 @@ def _draw(
 
 
 def _answer(spoken: Spoken) -> SampledAnswer:
-    known = [one for one in spoken.logprobs if one is not None]
-    return SampledAnswer(spoken.tokens, sum(known) / len(known) if known else math.nan)
+    # A mean over a part says nothing: some servers tell none of accepted drafts, the likelier tokens.
+    known = [value for value in spoken.logprobs if value is not None]
+    is_whole = bool(known) and len(known) == len(spoken.logprobs)
+    return SampledAnswer(spoken.tokens, sum(known) / len(known) if is_whole else math.nan)
