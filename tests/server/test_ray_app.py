@@ -34,3 +34,9 @@ def test_an_application_has_the_servers_limits() -> None:
     assert (deployment.num_replicas, deployment.max_ongoing_requests) == (2, 8)
     with pytest.raises(ForerunError, match="max_batch_sizes"):
         build({"max_batch_sizes": 3})
+
+
+@pytest.mark.parametrize("name", ["host", "port"])
+def test_the_address_is_rays(name: str) -> None:
+    with pytest.raises(ForerunError, match=f"{name} is Ray Serve's own"):
+        build({**OPTIONS, name: "9000"})

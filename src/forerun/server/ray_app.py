@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from forerun.errors import ConfigError
 from forerun.flags import Given, request_from
 from forerun.server.listen import application
 from forerun.server.request import ServeRequest, loader
@@ -51,11 +52,15 @@ def build(args: Mapping[str, Any]) -> Application:
     Raises:
         ForerunError: for options that are not valid.
     """
-    from ray import serve
-
     options = dict(args)
     given = options.pop("deployment", {})
+    for name in options.keys() & {"host", "port"}:
+        raise ConfigError(
+            f"{name} is Ray Serve's own; set it there, and api_key if others can reach it."
+        )
     request = request_from(ServeRequest, Given(dict(options)))
+    from ray import serve
+
     usual = {
         "name": "forerun",
         "max_ongoing_requests": request.max_batch_size + request.max_queue,
