@@ -271,8 +271,7 @@ class AutoPolicy(BasePolicy):
         counted = COUNTED if self._drafted >= TIMED_AFTER else 1
         forwards = [one.forward for one in plain]
         settled = self.costs.settled(forwards) if self._drafted else forwards
-        counted = min(len(settled) * counted, REPEATED)
-        self.costs.observe(batch_size, 0, median(settled), counted)
+        self.costs.observe(batch_size, 0, median(settled), min(len(settled) * counted, REPEATED))
         seconds = self.costs.plain_seconds(batch_size)
         planning = sum(one.planning for one in plain) / seconds
         self._beliefs.account.settle(rounds, rounds, planning)
@@ -313,7 +312,7 @@ class AutoPolicy(BasePolicy):
             beliefs.account.charge(before / plain)
         if self._tried is not None:
             # A try is judged by its own times, because what is believed of them may be long past.
-            lost = max((forward + min(spent[cold:] or spent)) / plain - 1.0, 0.0)
+            lost = max((forward + median_low(spent[cold:] or spent)) / plain - 1.0, 0.0)
             won = sum(
                 one.accepted[place]
                 for one in seen
