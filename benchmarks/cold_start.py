@@ -29,8 +29,8 @@ from benchmarks.distorted import CODE, DRAFTS, distorted
 from benchmarks.stages import STAGES, Measured, Stage, as_dict, best_length, stages
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
+from forerun.engine.intake import Prompt
 from forerun.engine.load import load
-from forerun.engine.prompts import Prompt
 from forerun.engine.resolve import Speculative
 from forerun.files import write_text
 from forerun.measure.paired import WARM_UP_TOKENS, Run, alone, empty_caches

@@ -34,7 +34,6 @@ TAKEN = {
     "spec-draft-model": "draft-model",
     "spec-draft-n-max": _LENGTH,
     "speculative-algorithm": "method",
-    "speculative-config": "speculative",
     "speculative-draft-model-path": "draft-model",
     "speculative-draft-model-revision": "draft-revision",
     "speculative-model": "draft-model",
@@ -77,7 +76,7 @@ ADVICE: dict[str, tuple[tuple[str, ...], str]] = {
     "precision": (("dtype",), ""),
     "quantization": (("dtype",), "which takes int8 and int4"),
     "repeat-penalty": (("repetition-penalty",), "which counts the whole prompt and output"),
-    "speculative-config": (("draft", "lengths"), ""),
+    "speculative-config": (("method", "lengths"), "and each other key is a flag too"),
     "speculative-num-draft-tokens": ((_LENGTH,), "which does not count the target's own token"),
 }
 

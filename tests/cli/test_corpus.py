@@ -53,12 +53,10 @@ def test_every_way_to_name_a_corpus_does_the_same(cli: Cli, answer: str, write: 
     assert accepted(flag) > accepted(without) + 10
     other = write("other.txt", "nothing to quote")
     toml = write("corpus.toml", f'corpus = ["{other}", "{answer}"]')
-    listed = json.dumps({"corpus": [other, answer]})
     for args, env in (
         (("--corpus", other, "--corpus", answer), {}),
         (("--config", toml), {}),
         (("--config", write("one.toml", f'corpus = "{answer}"')), {}),
-        (("--speculative-config", listed), {}),
         (("--method-option", f"corpus={answer}"), {}),
         ((), {"FORERUN_CORPUS": os.pathsep.join((other, answer))}),
     ):

@@ -198,7 +198,6 @@ _RENAMED = {"model": "draft_model", "revision": "draft_revision"}
         ("n_parallel", "max_batch_size"),
         ("assistant_model", "draft_model"),
         ("gamma", "num_speculative_tokens"),
-        ("speculative_config", "speculative"),
     ],
 )
 def test_names_of_other_engines_are_corrected(saved: Path, name: str, ours: str) -> None:
@@ -279,10 +278,11 @@ def test_a_policy_goes_by_name_or_is_made_already(saved: Path) -> None:
         ({"policy": "adaptive"}, {"policy": "fixed"}, "leave one of them out"),
         (True, {"drafter": NgramDrafter}, "is the class NgramDrafter itself"),
         (True, {"drafter": 7}, "drafter is 7, which has no propose"),
-        (True, {"drafter": "Qwen/Qwen3-0.6B"}, "draft_model='Qwen/Qwen3-0.6B'"),
+        (True, {"drafter": "Qwen/Qwen3-0.6B"}, "unknown method 'Qwen/Qwen3-0.6B'"),
         (True, {"policy": 7}, "policy is 7, which has no plan"),
         (True, {"tokenizer": "gpt2"}, "tokenizer is 'gpt2', which has no decode"),
         (True, {"dtyp": "fp32"}, "Did you mean 'dtype'"),
+        (True, {"speculative_config": {}}, "Did you mean 'speculative'"),
         (True, {"torch_dtype": "fp32"}, "Did you mean 'dtype'"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import PurePath
 from typing import Any
@@ -12,12 +12,11 @@ from typing import Any
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.corpus import CorpusOptions
-from forerun.engine.config import SpeculativeConfig
+from forerun.engine.config import SpeculativeConfig, option_classes, option_names
 from forerun.engine.resolve import choose, default_method
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.heads import kind_at
 from forerun.options import changes, pick
-from forerun.policies import POLICIES
 from forerun.policies.base import USUAL_LENGTH
 
 FIXED = "fixed"
@@ -150,9 +149,9 @@ def cross(axes: Axes, target: str, cold: bool = True) -> Crossed:
 
 def _of_method(axes: Axes, method: str, target: str, notes: dict[str, None]) -> Iterable[Setting]:
     takes_trees = DRAFTERS.find(method).takes_trees
-    own = drafters_of(method, _options_for(axes, method, axes.policies[0]))
     common = dict(axes.common)
-    if not any(Drawing.SAMPLED in drafter.drawings for drafter in own):
+    drafters = drafters_of(method, axes.options)
+    if not any(Drawing.SAMPLED in drafter.drawings for drafter in drafters):
         common.pop("draft_sample_method", None)
     for model in _models_for(axes, method):
         for tree, nodes in _trees(axes):
@@ -195,7 +194,7 @@ def _trees(axes: Axes) -> Iterable[tuple[str, int]]:
 
 def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
     """The models of the axes that a method drafts with; None for none, or the known one."""
-    own = drafters_of(method, _options_for(axes, method, axes.policies[0]))
+    own = drafters_of(method, axes.options)
     heads = {drafter.head for drafter in own if drafter.head}
     if any(drafter.needs_draft_model for drafter in own):
         models = [model for model in axes.models if kind_at(model) is None]
@@ -204,17 +203,8 @@ def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
     return models or [None]
 
 
-def _options_read(axes: Axes, method: str, policy: str) -> set[str]:
-    """Names of the options that a method, its members and a policy read."""
-    own = {field.name for field in fields(DRAFTERS.find(method).options)}
-    mine = {name: value for name, value in axes.options.items() if name in own}
-    kinds = [drafter.options for drafter in drafters_of(method, mine)]
-    kinds.append(POLICIES.find(policy).options)
-    return {field.name for kind in kinds for field in fields(kind)}
-
-
 def _options_for(axes: Axes, method: str, policy: str) -> dict[str, Any]:
-    read = _options_read(axes, method, policy)
+    read = option_names(option_classes(method, policy, axes.options))
     return {name: value for name, value in axes.options.items() if name in read}
 
 
@@ -225,7 +215,7 @@ def _check_names(axes: Axes) -> None:
             raise UnknownNameError("method", method, (*DRAFTERS.names(), DEFAULT))
     read = set[str]()
     for method, policy in product(methods, axes.policies):
-        read |= _options_read(axes, method, policy)
+        read |= option_names(option_classes(method, policy, axes.options))
     for name in axes.options:
         if name not in read:
             raise UnknownNameError("option of these methods and policies", name, read)

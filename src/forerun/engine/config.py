@@ -141,7 +141,7 @@ class SpeculativeConfig:
     def as_dict(self) -> dict[str, Any]:
         """The config as a flat mapping, with all options, in the form that `from_dict` takes."""
         common = {name: value for name, value in asdict(self).items() if name != "options"}
-        own = [asdict(self.read(kind)) for kind in self._kinds]
+        own = [asdict(self.read(kind)) for kind in self._option_classes]
         return {**common, **self.options, **{name: part[name] for part in own for name in part}}
 
     def make_policy(self) -> Policy:
@@ -160,8 +160,7 @@ class SpeculativeConfig:
     @property
     def waiting(self) -> list[str]:
         """The options that belong to a method that is not named yet."""
-        declared = {field.name for kind in self._kinds for field in fields(kind)}
-        return sorted(self.options.keys() - declared)
+        return sorted(self.options.keys() - option_names(self._option_classes))
 
     @property
     def head(self) -> str | None:
@@ -174,9 +173,8 @@ class SpeculativeConfig:
         return any(Drawing.SAMPLED in drafter.drawings for drafter in self.drafters)
 
     @property
-    def _kinds(self) -> list[type[Any]]:
-        """The classes whose options are read."""
-        return [*(drafter.options for drafter in self.drafters), POLICIES.find(self.policy).options]
+    def _option_classes(self) -> list[type[Any]]:
+        return option_classes(self.method, self.policy, self.options)
 
     def _settled(self) -> dict[str, Any]:
         """The options that are not at their defaults, checked by their classes.
@@ -187,8 +185,8 @@ class SpeculativeConfig:
             ConfigError: for an option of another method or policy.
             UnknownNameError: for an option that does not exist.
         """
-        kinds = self._kinds
-        declared = {field.name for kind in kinds for field in fields(kind)}
+        kinds = self._option_classes
+        declared = option_names(kinds)
         others = {name: value for name, value in self.options.items() if name not in declared}
         if others:
             self._refuse_unread(others, declared)
@@ -211,8 +209,23 @@ class SpeculativeConfig:
                 )
 
 
-def option_names() -> set[str]:
-    """The names of all options of methods and policies."""
+def option_classes(method: str | None, policy: str, options: Mapping[str, Any]) -> list[type[Any]]:
+    """The classes of options that a method, the methods that it drafts with and a policy read.
+
+    Args:
+        options: by name; some may name methods to draft with.
+    """
+    drafters = () if method is None else drafters_of(method, options)
+    return [*(drafter.options for drafter in drafters), POLICIES.find(policy).options]
+
+
+def option_names(classes: Iterable[type[Any]]) -> set[str]:
+    """The names of the options of some classes."""
+    return {field.name for kind in classes for field in fields(kind)}
+
+
+def all_option_names() -> set[str]:
+    """The names of the options of all methods and policies."""
     return {*_declared_by(DRAFTERS), *_declared_by(POLICIES)}
 
 

@@ -11,9 +11,8 @@ from forerun.contracts import Cache, CausalLM, Drafter, Policy, Verifier
 from forerun.core import NO_HINTS, Exactness, Hints, Stats
 from forerun.engine.chat import Message
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.intake import Intake, Params
+from forerun.engine.intake import Intake, Params, Prompt, repeated, split
 from forerun.engine.parts import NoDrafter, NoPolicy, OnRound, Parts
-from forerun.engine.prompts import Prompt, repeated, split
 from forerun.engine.rehearsal import rehearse
 from forerun.engine.requests import Completion, Running, TokenEvent
 from forerun.engine.scheduler import Scheduler

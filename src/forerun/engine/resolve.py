@@ -12,7 +12,7 @@ from forerun.contracts import Drafter, Policy
 from forerun.core import Tree
 from forerun.drafters import drafters_of
 from forerun.drafters.corpus import CorpusOptions
-from forerun.engine.config import SpeculativeConfig, option_names
+from forerun.engine.config import SpeculativeConfig, all_option_names
 from forerun.engine.settings import SizeOptions, check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
 from forerun.foreign import own_flag
@@ -107,7 +107,7 @@ def split_options(
         UnknownNameError: for a name that does not exist.
     """
     declared = LoadOptions.__annotations__
-    if unread := sorted(options.keys() - declared.keys() - option_names()):
+    if unread := sorted(options.keys() - declared.keys() - all_option_names()):
         flags = {name.replace("_", "-") for name in ("speculative", *declared)}
         ours = own_flag(unread[0], flags).replace("-", "_")
         if ours != unread[0]:
@@ -152,26 +152,19 @@ def resolve(
         draft = None
     else:
         more = {**more, "model": name_of(draft, "draft_model")}
+    names = {"method": drafter, "policy": policy}
+    more = {**more, **{field: name for field, name in names.items() if isinstance(name, str)}}
     config = _config(speculative, more)
-    if isinstance(drafter, str):
-        if "/" in drafter:
-            raise ConfigError(
-                f"drafter is {drafter!r}, which is not a method; a draft model is named by "
-                f"draft_model={drafter!r}."
-            )
-        _refuse_both("drafter", drafter, "method", config.method)
-        config = replace(config, method=drafter)
-    if isinstance(policy, str):
-        usual = SpeculativeConfig().policy
-        _refuse_both("policy", policy, "policy", None if config.policy == usual else config.policy)
-        config = replace(config, policy=policy)
     own_policy = None if isinstance(policy, str) else policy
     check_part("policy", own_policy)
     if drafter is None or isinstance(drafter, str):
         return replace(choose(config, target), policy=own_policy, draft=draft)
     check_part("drafter", drafter)
     for name in ("method", "model", "revision"):
-        _refuse_both("drafter", shown(drafter), name, getattr(config, name))
+        if (given := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"drafter is {shown(drafter)}, and {name} is {given!r}; leave one of them out."
+            )
     return Resolved(config, drafter, own_policy)
 
 
@@ -222,13 +215,6 @@ def name_of(model: Any, what: str = "model") -> str:
         )
     name: str = check(what, model, Text)
     return name
-
-
-def _refuse_both(name: str, value: str, field: str, known: str | None) -> None:
-    if known not in (None, value):
-        raise ConfigError(
-            f"{name} is {value}, and the config's {field} is {known!r}; leave one of them out."
-        )
 
 
 def default_method(model: str | None, target: str) -> str:

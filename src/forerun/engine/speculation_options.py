@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.base import HeadOptions
 from forerun.drafters.corpus import CorpusOptions
-from forerun.engine.config import SpeculativeConfig
+from forerun.engine.config import SpeculativeConfig, option_classes, option_names
 from forerun.engine.model_options import DEFAULT_MODEL
 from forerun.engine.resolve import RENAMED, default_method, pick_method
-from forerun.errors import ConfigError, UnknownNameError, shown
-from forerun.files import parse_json
+from forerun.errors import ConfigError
 from forerun.flags import Flag, Given, flags_of, joined, part_flags, read_value
 from forerun.options import Part, Text, Use, check, part, schema_of
 from forerun.policies import POLICIES
@@ -28,7 +26,7 @@ OWN_SECTIONS: dict[str, type] = {
 }
 # Methods in SGLang's words.
 METHODS = {"NGRAM": "ngram", "STANDALONE": "draft_model"}
-_OBJECT, _BY_NAME = "speculative_config", "method_option"
+_BY_NAME = "method_option"
 
 
 def speculation(policy: str = "auto", requires: Sequence[str] = ()) -> Any:
@@ -55,11 +53,6 @@ def settings_of(config: SpeculativeConfig) -> dict[str, Any]:
 
 
 def _flags(default: SpeculativeConfig, inner: Part) -> list[Flag]:
-    text = {
-        "type": "string",
-        "description": "All of this in one JSON object, keys as vLLM's: method, model, "
-        "num_speculative_tokens, prompt_lookup_max and so on.",
-    }
     texts = {
         "type": "array",
         "items": {"type": "string"},
@@ -69,7 +62,6 @@ def _flags(default: SpeculativeConfig, inner: Part) -> list[Flag]:
     shared = [flag for flag in own if flag.use.section == SECTION]
     made = [
         *shared,
-        Flag(_OBJECT, ("options", _OBJECT), text, None, Use(SECTION)),
         Flag(_BY_NAME, ("options", _BY_NAME), texts, (), Use(SECTION, repeat=True)),
         *(flag for flag in own if flag not in shared),
     ]
@@ -88,13 +80,6 @@ def _own_flags() -> Iterator[Flag]:
                 yield replace(flag, path=("options", flag.name), use=use)
 
 
-@cache
-def _by_key() -> dict[str, Flag]:
-    """Options by their names in a `SpeculativeConfig`."""
-    common = part_flags(SpeculativeConfig(), Part(without=("options",)))
-    return {flag.name: flag for flag in (*common, *_own_flags())}
-
-
 def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     """The config that is asked for; its method is open if none is named.
 
@@ -102,7 +87,6 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
         ConfigError: for a value out of range, or an option of another method.
         UnknownNameError: for a name that does not exist.
     """
-    given = _with_object(given)
     values, target = given.values, given.values.get("model", DEFAULT_MODEL)
     names = {field: RENAMED.get(field, field) for field in schema_of(SpeculativeConfig)}
     common = {field: values[name] for field, name in names.items() if name in values}
@@ -113,12 +97,12 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     for field, name in RENAMED.items():
         check(name, common.get(field), Text | None)
     replace(default, **common)
-    own = {name: values[name] for name in _by_key() if name in values and name not in names}
+    own = {flag.name: values[flag.name] for flag in _own_flags() if flag.name in values}
     first = DRAFTERS.find(method or default_method(draft, target)).options
     by_name: tuple[str, ...] = check(_BY_NAME, values.get(_BY_NAME, ()), tuple[Text, ...])
     own = with_method_options(by_name, own, first)
     picked = (method, own) if method else pick_method(draft, target, own)
-    read = _read_by(*picked, common.get("policy", default.policy))
+    read = _names_read(*picked, common.get("policy", default.policy))
     # Options that the method does not read yield to a method from a stronger source.
     for holder in (own, common):
         for name in holder.keys() - read - (names.keys() - {"draft_sample_method"}):
@@ -128,40 +112,11 @@ def _config(default: SpeculativeConfig, given: Given) -> SpeculativeConfig:
     return replace(default, **common, options=own)
 
 
-def _read_by(method: str, own: Mapping[str, Any], policy: str) -> set[str]:
+def _names_read(method: str, own: Mapping[str, Any], policy: str) -> set[str]:
     """Names of the options that a method and a policy read."""
-    drafters = drafters_of(method, own)
-    kinds = [POLICIES.find(policy).options, *(drafter.options for drafter in drafters)]
-    draws = any(Drawing.SAMPLED in drafter.drawings for drafter in drafters)
-    names = {name for kind in kinds for name in schema_of(kind)}
+    draws = any(Drawing.SAMPLED in drafter.drawings for drafter in drafters_of(method, own))
+    names = option_names(option_classes(method, policy, own))
     return names | ({"draft_sample_method"} if draws else set())
-
-
-def _with_object(given: Given) -> Given:
-    """Options with those of the JSON object, which yield to a flag of a stronger source.
-
-    Raises:
-        ConfigError: for anything but an object, and for a value that a flag of the same source gives too.
-        UnknownNameError: for a key that is no option.
-    """
-    content = given.values.get(_OBJECT)
-    if content is None:
-        return given
-    flag, text = given.written(_OBJECT), content
-    if isinstance(text, str):
-        content = parse_json(text, flag, ConfigError)
-    if not isinstance(content, Mapping):
-        raise ConfigError(f'{flag} is {shown(text)}; give an object such as {{"method": "ngram"}}.')
-    values, sources, known = dict(given.values), dict(given.sources), _by_key()
-    for key, value in content.items():
-        if key not in known:
-            raise UnknownNameError(f"key of {flag}", str(key), known)
-        name: str = RENAMED.get(key, key)
-        if value is None or (name in values and given.weaker(_OBJECT, name) == _OBJECT):
-            continue
-        values[name] = _read(f"{key} of {flag}", known[key], value)
-        sources[name] = given.source(_OBJECT)
-    return replace(given, values=values, sources=sources)
 
 
 def with_method_options(

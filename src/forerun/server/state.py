@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from forerun.core import Hints
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
-from forerun.engine.prompts import PromptReader
+from forerun.engine.intake import PromptReader
 from forerun.engine.text import Decoder
 from forerun.models.tokenizer import byte_letters
 from forerun.server.bodies import SamplingBody, SpeculativeBody

@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.core import Request
 from forerun.engine.engine import Engine
-from forerun.engine.prompts import PromptReader
+from forerun.engine.intake import PromptReader
 from forerun.engine.requests import Completion
 from forerun.engine.text import Decoder
 from forerun.measure.attribution import first_difference
