@@ -18,7 +18,8 @@ TokenMask = Callable[[Sequence[int], Sequence[int]], Any]
 """A function `mask(committed_ids, drafted_ids)` that returns the tokens allowed next.
 
 It returns one bool (or 0 and 1) for each token, [V], or the ids of the allowed tokens, or None for
-all.
+all. It may have a method `forced(committed_ids)` that returns the tokens next to come where it allows no
+others; they are drafted.
 """
 
 # Below this temperature, float32 can no longer tell the divided logits apart.

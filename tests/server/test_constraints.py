@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from forerun.engine.engine import Engine
+from forerun.engine.parts import TimedRound
+from forerun.engine.requests import Completion
 from forerun.server.constraints import GrammarMask, GrammarVocabulary
 from tests.helpers.chat_templates import CHATML
 from tests.helpers.served import Client, byte_engine, byte_tokenizer, client, state_of
@@ -54,6 +58,70 @@ def test_an_answer_meets_its_grammar_with_any_drafter(case: DrafterCase) -> None
         text = both(one, grammar=GRAMMAR, seed=4)["message"]["content"]
         assert text.endswith(".")
         assert {*text} <= {*"abcxyz."}
+
+
+def rounds_of(engine: Engine, **params: Any) -> tuple[Completion, list[TimedRound]]:
+    """A request's answer by SCHEMA, and its rounds."""
+    prompt, rounds = list(b"w1 w2"), list[TimedRound]()
+    matcher = GrammarVocabulary(engine).compiled([{"json_schema": SCHEMA}])
+    engine.watch_rounds(rounds.append)
+    speculative = params.pop("speculative", True)
+    own = {"seed": 3, "max_tokens": 200, "mask": GrammarMask(matcher, len(prompt)), **params}
+    number = engine.add(prompt, own, speculative=speculative)
+    while engine.has_work:
+        engine.step()
+    return engine.completion(number), rounds
+
+
+@pytest.mark.parametrize("stop", [(), ('ays"',)], ids=["", "stop"])
+@pytest.mark.parametrize("case", SOME_DRAFTERS)
+def test_tokens_that_a_grammar_forces_are_drafted(case: DrafterCase, stop: tuple[str, ...]) -> None:
+    """With any drafter, and in plain rounds; the text is that of plain decoding."""
+    engine = byte_engine(case)
+    done, rounds = rounds_of(engine, stop=stop)
+    plain, _ = rounds_of(engine, stop=stop, speculative=False)
+    assert (done.token_ids, done.text) == (plain.token_ids, plain.text)
+    fresh = GrammarVocabulary(engine).compiled([{"json_schema": SCHEMA}])
+    prompt, committed, forced_rounds = list(done.prompt_ids), list(done.prompt_ids), 0
+    for number, past in enumerate(rounds):
+        [draft], [verdict], [plan] = past.drafts, past.verdicts, past.plans
+        forced = GrammarMask(fresh, len(prompt)).forced(committed)[: plan.num_tokens or None]
+        # The last rounds have no room for all; a drawn draft may end before all of them.
+        if number < len(rounds) - 1 and draft.probs is None and draft.hidden is None:
+            assert draft.holds(forced)
+            assert verdict.num_accepted >= len(forced)
+            forced_rounds += bool(forced)
+        committed += verdict.token_ids
+    assert tuple(committed[len(prompt) :]) == done.token_ids
+    assert forced_rounds or any(past.drafts[0].probs is not None for past in rounds)
+
+
+def test_forced_tokens_save_rounds_even_beside_a_drafter_without_drafts() -> None:
+    def count(forced: bool, method: str, **params: Any) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            if not forced:
+                patch.delattr(GrammarMask, "forced")
+            [case] = [case for case in DRAFTERS if case.name == method]
+            done, rounds = rounds_of(byte_engine(case), **params)
+        assert done.finish_reason == "stop"
+        return len(rounds)
+
+    # Without a prediction method `prediction` has no draft: all rounds are plain.
+    assert count(True, "prediction") < count(False, "prediction")
+    assert count(True, "ngram") <= count(False, "ngram")
+    plain = count(True, "ngram", speculative=False)
+    assert plain == count(False, "ngram", speculative=False) > count(True, "ngram")
+
+
+def test_a_mask_whose_forced_tokens_fail_costs_its_request_nothing() -> None:
+    class Broken(GrammarMask):
+        def forced(self, committed: Sequence[int]) -> list[int]:
+            raise ValueError(len(committed))
+
+    engine = byte_engine(DRAFTERS[0])
+    matcher = GrammarVocabulary(engine).compiled([{"json_schema": SCHEMA}])
+    done, _ = rounds_of(engine, mask=Broken(matcher, 5))
+    assert done.text == rounds_of(engine)[0].text
 
 
 @pytest.mark.parametrize("template", [THINKS, OPENS], ids=["may think", "thinks"])

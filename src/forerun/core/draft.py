@@ -151,6 +151,17 @@ class Draft:
         """The tokens on the path to `node`; [] for -1."""
         return [self.token_ids[step] for step in self.tree.path_to(node)]
 
+    def holds(self, token_ids: Iterable[int]) -> bool:
+        """True if these tokens are a path from the root."""
+        node = -1
+        for token in token_ids:
+            children = (n for n in self.tree.children(node) if self.token_ids[n] == token)
+            found = next(children, None)
+            if found is None:
+                return False
+            node = found
+        return True
+
     def dense_probs(self, vocab_size: int) -> Tensor | None:
         """`probs` as one tensor [n, V]; None if there are none."""
         if isinstance(self.probs, SparseProbs):

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.contracts import Cache, Verifier
 from forerun.core import (
+    MOST_NODES,
     Batch,
     Draft,
     Drawing,
@@ -54,6 +55,7 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
         parts.eviction.evict(request.row)
     plans = _plan(parts, batch)
     drafts = parts.guarded.propose(batch, plans, parts.randomness)
+    drafts = [_forced(parts, *pair) for pair in zip(batch, plans, drafts, strict=True)]
     drafted = perf_counter()
     output = _run_target(parts, requests, drafts)
     ran = perf_counter()
@@ -98,10 +100,7 @@ def _complete(parts: Parts, running: Running, plan: Plan) -> Plan:
     """A plan cut to the tokens that can still be emitted, with its rule, drawing and tree."""
     request, config, drafter = running.request, parts.config, parts.drafter
     rule = rule_for(config.rejection_sample_method, request)
-    # Every round emits one token beyond the draft; tokens beyond the limit would be discarded.
-    asked = request.hints.num_speculative_tokens
-    most = min(plan.num_tokens, running.room - 1, plan.num_tokens if asked is None else asked)
-    left = parts.eviction.until_eviction(request.row)
+    most, left = min(plan.num_tokens, _limit(running)), parts.eviction.until_eviction(request.row)
     if not request.speculative:
         plan = ASKED
     elif plan.num_tokens and (most < 1 or left == 1 or parts.guarded.leaves_out(running)):
@@ -114,6 +113,33 @@ def _complete(parts: Parts, running: Running, plan: Plan) -> Plan:
         drawing = Drawing.GREEDY
     tree = plan_tree(parts.tree, config.num_tree_nodes, most, drawing, drafter.acceptance)
     return replace(tree, member=plan.member, whole=plan.whole, rule=rule)
+
+
+def _limit(running: Running) -> int:
+    """Most tokens of a draft: a round emits one token beyond it, and discards those beyond the limit."""
+    asked = running.request.hints.num_speculative_tokens
+    return running.room - 1 if asked is None else min(running.room - 1, asked)
+
+
+def _forced(parts: Parts, running: Running, plan: Plan, draft: Draft) -> Draft:
+    """The draft, or the tokens that the request's mask forces if the draft does not begin with them.
+
+    Drawn tokens are drawn under the mask, and a draft of the target's own layers is already run.
+    """
+    request = running.request
+    forced = getattr(request.params.mask, "forced", None)
+    given = draft.probs is not None or draft.hidden is not None
+    if forced is None or given or plan.reason is PlainReason.ASKED:
+        return draft
+    most = min(plan.num_tokens or MOST_NODES, _limit(running))
+    left = parts.eviction.until_eviction(request.row)
+    most = most if left is None else min(most, left - 1)
+    try:
+        tokens = tuple(forced(request.token_ids))[:most] if most > 0 else ()
+    except Exception as error:
+        logger.warning("a mask's forced tokens failed (%r); the request goes on without.", error)
+        return draft
+    return draft if draft.holds(tokens) else Draft.chain(tokens)
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:

@@ -145,6 +145,11 @@ class GrammarMask:
         _check(self._matcher)
         return torch.frombuffer(allowed, dtype=torch.uint8) > 0
 
+    def forced(self, committed: Sequence[int]) -> list[int]:
+        """The tokens next to come, as far as the grammar leaves no choice."""
+        self._go_to([*committed[self._num_prompt_tokens :]])
+        return list(self._matcher.compute_ff_tokens())
+
     def _go_to(self, tokens: list[int]) -> None:
         """Have the matcher behind these tokens, from where it is."""
         pairs = zip(self._tokens, tokens, strict=False)
