@@ -14,17 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -33,8 +31,8 @@ from benchmarks.serve_load import TEXT, serving
 from forerun.bench.request import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.errors import EndpointError
 from forerun.proof.outside.client import Endpoint
+from forerun.proof.outside.engines import served
 from forerun.report.markdown import heading, line
 
 OPTIONS = {"forerun": (), "plain": ("--no-speculative",), "pacing": ("--stream-pacing",)}
@@ -115,37 +113,6 @@ def of_engine(engine: Engine, limits: dict[str, Any]) -> Side:
     return run
 
 
-@contextmanager
-def llama_server(
-    binary: Path, model: str, streams: int, context: int, options: str
-) -> Iterator[str]:
-    """llama-server on a free port, once its model is loaded; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(binary), "-m", model, "--port", str(port), "-np", str(streams)]
-    command += ["-c", str(streams * context), *options.split()]
-    libraries = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent)}
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=libraries, stdout=quiet, stderr=quiet)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        while True:
-            try:
-                Endpoint(url).fetch("/health")
-                break
-            except EndpointError:
-                if process.poll() is not None:
-                    raise SystemExit(
-                        f"{' '.join(command)} ended with {process.returncode}"
-                    ) from None
-                sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def sides(given: argparse.Namespace, stack: ExitStack) -> dict[str, Side]:
     """All sides, started and loaded."""
     streams, found = max(given.streams), dict[str, Side]()
@@ -156,9 +123,10 @@ def sides(given: argparse.Namespace, stack: ExitStack) -> dict[str, Side]:
             engine = load(given.model, max_batch_size=streams, max_context=given.max_context)
             found[way] = of_engine(stack.enter_context(engine), limits)
         elif way == "llama":
-            started = llama_server(
-                given.llama_server, given.model, streams, given.max_context, given.llama_options
-            )
+            command = [str(given.llama_server), "-m", given.model, "-np", str(streams)]
+            command += ["-c", str(streams * given.max_context), *given.llama_options.split()]
+            libraries = {**os.environ, "LD_LIBRARY_PATH": str(given.llama_server.parent)}
+            started = served(command, libraries)
             server = Endpoint(stack.enter_context(started), timeout=600.0)
             found[way] = of_server(server, limits | {"cache_prompt": False}, counts_ids=False)
         else:

@@ -11,10 +11,13 @@ from forerun.errors import EndpointError
 from forerun.params import SamplingParams
 from forerun.proof.certificate import certificate
 from forerun.proof.effort import Effort
+from forerun.proof.outside.greedy import GreedyResult, Noise
 from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.report import result_of
 from forerun.proof.outside.run import OutsideProof, Subjects, prove_outside, subjects_of
+from forerun.proof.outside.sampled import RowsResult
+from forerun.proof.outside.subject import ReplyRecord
 from tests.helpers.plants import plain_engine
 from tests.helpers.scripted_server import WORDS, Script, scripted
 
@@ -23,9 +26,12 @@ OFF = '{"speculative": false}'
 QUICK = Effort(seconds=600, output_tokens=6, num_tokens=48)
 
 
-def subjects_at(url: str, reference: bool = False, **options: Any) -> Subjects:
+def subjects_at(
+    url: str, reference: bool = False, record: str | None = None, **options: Any
+) -> Subjects:
     known = Reference(plain_engine()) if reference else None
-    return subjects_of(Outside(endpoint=url, switch=OFF, **options), known, PROMPTS[0])
+    outside = Outside(endpoint=url, switch=OFF, **options)
+    return subjects_of(outside, known, PROMPTS[0], ReplyRecord.open(record, {"endpoint": url}))
 
 
 def proved(
@@ -84,6 +90,7 @@ def test_without_log_probabilities_a_difference_remains_unclear() -> None:
     assert verdicts(proof) == {"unclear"}
     assert not any("greedy" in defect for defect in proof.defects)
     assert "no log probabilities" in " ".join(subjects.on.limits())
+    assert "Rounding was not measured" in certificate(result_of(proof, subjects))
 
 
 def test_zeros_for_drafted_tokens_are_missing_log_probabilities() -> None:
@@ -99,6 +106,29 @@ def test_zeros_for_drafted_tokens_are_missing_log_probabilities() -> None:
 
     proof, _ = proved(Drafted())
     assert proof.defects == ["promise broken: log probabilities"]
+
+
+@pytest.mark.parametrize(
+    ("shifts", "control", "counts"),
+    [
+        ([], None, False),
+        ([1e-3], None, True),
+        ([0.1], None, False),
+        ([], False, True),
+        ([1e-3], True, False),
+    ],
+)
+def test_an_alarm_against_the_references_rows_counts_by_a_rule(
+    shifts: list[float], control: bool | None, counts: bool
+) -> None:
+    """Plain answers decide; without them log probabilities near the reference's."""
+    proof = OutsideProof(
+        greedy=GreedyResult(Noise(shifts)),
+        rows=RowsResult("on", 0.01, impossible=9),
+        control=None if control is None else RowsResult("off", 0.01, impossible=9 * control),
+    )
+    assert bool(proof.defects) == counts
+    assert bool(proof.rows_are_wrong) != counts
 
 
 def test_a_server_of_chats_alone_is_asked_by_chat() -> None:
@@ -157,6 +187,9 @@ def test_the_certificate_names_what_was_seen_and_not() -> None:
     for said in (
         "scripted/1",
         "in total variation",
+        "are rounding: at least 0.001",
+        "Negative control: with the runner-up",
+        "tokens are too few",
         "greedy",
         "a seed repeats its answer",
         "refused with 400",

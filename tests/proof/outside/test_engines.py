@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError, EndpointError
+from forerun.params import SamplingParams
+from forerun.proof.effort import Effort
+from forerun.proof.outside import engines
 from forerun.proof.outside.client import Endpoint, is_refusal
 from forerun.proof.outside.engines import PeerSubject, llama_server
 from forerun.proof.outside.greedy import DEFECT, UNCLEAR, GreedyComparison
 from forerun.proof.outside.reference import Reference
+from forerun.proof.outside.report import verdict
+from forerun.proof.outside.run import Subjects, prove_outside
+from forerun.proof.outside.subject import ReplyRecord
 from tests.helpers.plants import plain_engine
 
 PROMPTS = ["w1 w2 w1 w2 w3 w4"]
@@ -48,6 +54,28 @@ def test_a_difference_is_a_defect_where_the_peer_tells_log_probabilities(
     skipped = {one.name: one.skipped for one in result.situations}
     assert skipped["16 at once"] == "it answers one request at a time"
     assert skipped["penalties"] == "not served (501)"
+
+
+def test_sampling_that_a_peer_does_not_know_is_an_item_of_the_report() -> None:
+    on, off = subjects(logprobs=True)
+    both = Subjects(on, off, on.reference)
+    effort = Effort(num_tokens=16, output_tokens=4)
+    proof = prove_outside(both, PROMPTS, SamplingParams(min_p=0.1), effort)
+    assert proof.greedy is not None
+    assert proof.rows is None
+    assert proof.unseen == ["sampled answers (on is not asked for min_p here)"]
+    assert "Not seen: sampled answers" in verdict(proof)
+
+
+def test_a_record_saves_a_peer_its_answers(tmp_path: Path) -> None:
+    for calls in (3, 0):
+        on, _ = subjects(logprobs=True)
+        on.record = ReplyRecord.open(str(tmp_path / "record.jsonl"), {"subject": "made"})
+        replies = on.ask(PROMPTS * 3, {"temperature": 1.0, "max_tokens": 2})
+        assert [reply.first.tokens for reply in replies] == [(7, 7)] * 3
+        assert len(on.engine.seeds) == calls  # type: ignore[attr-defined]
+        assert on.record.ledger is not None
+        on.record.ledger.close()
 
 
 def test_every_answer_has_a_seed_of_its_own() -> None:
@@ -88,6 +116,11 @@ def test_llama_server_runs_for_a_block_and_its_last_words_are_told(
     program(tmp_path, "print('one'); sys.exit('no such file')")
     with pytest.raises(ConfigError, match="code 1: no such file"), llama_server("x.gguf", []):
         pass
+    program(tmp_path, "import time; print('loading', flush=True); time.sleep(600)")
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "LOAD_SECONDS", 1.0)
+        with pytest.raises(ConfigError, match="did not start in 1 s: loading"):
+            llama_server("x.gguf", []).__enter__()
     program(tmp_path, SERVES)
     with llama_server("x.gguf", []) as url:
         assert Endpoint(url).fetch("/health") == {}

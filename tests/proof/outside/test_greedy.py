@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.proof.outside.greedy import DEFECT, UNCLEAR, _divergence
+from forerun.proof.outside.greedy import DEFECT, UNCLEAR, Noise, _divergence
 from forerun.proof.outside.reply import Spoken
 
 
@@ -27,6 +27,6 @@ def test_a_limit_ends_tokens_and_not_characters(told: bool, verdict: str) -> Non
         for texts in (short, long)
     )
     subject: Any = SimpleNamespace(is_reference=False)
-    found = _divergence(0, subject, ("Where?", {"max_tokens": 1}), on, off, 0.1)
+    found = _divergence(0, subject, ("Where?", {"max_tokens": 1}), on, off, Noise([0.1 / 3]))
     assert found is not None
     assert found.verdict == verdict

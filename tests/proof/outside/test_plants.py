@@ -14,6 +14,7 @@ from forerun.proof.outside import sampled
 from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.run import OutsideProof, prove_outside, subjects_of
+from forerun.proof.outside.subject import ReplyRecord
 from tests.helpers.plants import PLANTS, SAMPLED, engine_of, plain_engine
 from tests.helpers.served import listening, state_of
 
@@ -50,7 +51,9 @@ def proof_of(
     with listening(state_of(engine)) as (_, url):
         outside = Outside(endpoint=url, switch=OFF)
         known = Reference(plain_engine()) if reference else None
-        return prove_outside(subjects_of(outside, known, PROMPTS[0]), PROMPTS, params, effort)
+        return prove_outside(
+            subjects_of(outside, known, PROMPTS[0], ReplyRecord()), PROMPTS, params, effort
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_a_reference_with_other_weights_is_no_defect() -> None:
     engine = engine_of()
     with listening(state_of(engine)) as (_, url):
         other = Reference(plain_engine(seed=1))
-        subjects = subjects_of(Outside(endpoint=url, switch=OFF), other, PROMPTS[0])
+        subjects = subjects_of(Outside(endpoint=url, switch=OFF), other, PROMPTS[0], ReplyRecord())
         effort = Effort(num_tokens=800, output_tokens=24, part=("statistics",))
         proof = prove_outside(subjects, PROMPTS, SAMPLED, effort)
     assert proof.rows is not None
@@ -120,6 +123,6 @@ def test_a_switch_that_changes_nothing_is_named() -> None:
     effort = Effort(output_tokens=8, equality_prompts=1, part=("equality",), seconds=60)
     with listening(state_of(engine)) as (_, url):
         outside = Outside(endpoint=url, switch='{"user": "someone"}')
-        subjects = subjects_of(outside, None, PROMPTS[0])
+        subjects = subjects_of(outside, None, PROMPTS[0], ReplyRecord())
         with pytest.raises(ConfigError, match="were drafted in answers without speculation"):
             prove_outside(subjects, PROMPTS, SAMPLED, effort)

@@ -6,22 +6,22 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.contestants import files_of
-from forerun.bench.peers.process import RemoteEngine
+from forerun.bench.peers.process import CALL_SECONDS, RemoteEngine
 from forerun.errors import ConfigError, EndpointError
 from forerun.models import Checkpoint
 from forerun.models.cpu.threads import threads_in_use
 from forerun.proof.outside.client import Endpoint, refusal
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.reply import Reply, Spoken
-from forerun.proof.outside.subject import Body, Subject
+from forerun.proof.outside.subject import Body, ReplyRecord, Subject
 
 if TYPE_CHECKING:
     from forerun.proof.request import ProveRequest
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 PROGRAM = "llama-server"
 # Requests that it answers at once, tokens of each, and the longest n-gram that it looks up.
 _SLOTS, _CONTEXT, _NGRAM = 4, 2048, 3
-_PATIENCE = 10.0  # seconds for a server to end by itself
+LOAD_SECONDS = CALL_SECONDS
+"""Seconds for a server to load its model."""
+_PATIENCE = 10.0  # seconds for a server to end by itself, or to say that it loads
 _DEFAULT_TOKENS = 4
 
 
@@ -42,6 +44,7 @@ class PeerSubject(Subject):
         reference: the checkpoint that it runs.
         num_speculative_tokens: drafted a round; 0 decodes plainly.
         seed: answers count up from it.
+        record: replies of an earlier run.
     """
 
     name: str
@@ -49,6 +52,7 @@ class PeerSubject(Subject):
     reference: Reference
     num_speculative_tokens: int
     seed: int
+    record: ReplyRecord = field(default_factory=ReplyRecord)
     one_at_a_time: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -65,14 +69,15 @@ class PeerSubject(Subject):
     def _answer(self, prompt: str, count: int, sampling: dict[str, Any]) -> Reply:
         self.seed += 1
         prompt_ids = self.reference.encode(prompt)
-        found = self.engine.call(
-            "answer",
-            prompt_ids=prompt_ids,
-            num_tokens=count,
-            num_speculative_tokens=self.num_speculative_tokens,
-            seed=self.seed,
+        asked = {
+            "prompt_ids": prompt_ids,
+            "num_tokens": count,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "seed": self.seed,
             **sampling,
-        )
+        }
+        key = self.record.key(self.name, asked)
+        found = self.record.reply(key, lambda: self.engine.call("answer", **asked))
         tokens = tuple(found["tokens"])
         logprobs = tuple(found.get("logprobs", ()))
         spoken = self.reference.spoken(tokens, logprobs, "length")
@@ -81,9 +86,8 @@ class PeerSubject(Subject):
     def margin(
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
     ) -> float | None:
-        # Without log probabilities of the engine its distance from the reference is unknown.
-        known = own.logprobs and other.logprobs
-        return self.reference.margin(prompt, own, other, index, body) if known else None
+        """Distance by the reference's row."""
+        return self.reference.margin(prompt, own, other, index, body)
 
     def facts(self) -> dict[str, Any]:
         return {**self._facts, "num_speculative_tokens": self.num_speculative_tokens}
@@ -93,7 +97,9 @@ class PeerSubject(Subject):
 
 
 @contextmanager
-def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSubject, PeerSubject]]:
+def peers(
+    request: ProveRequest, reference: Reference, record: ReplyRecord
+) -> Iterator[tuple[PeerSubject, PeerSubject]]:
     """A peer with speculation and without.
 
     Raises:
@@ -111,9 +117,13 @@ def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSub
     }
     seed, count = request.effort.seed, request.speculation.num_speculative_tokens or _DEFAULT_TOKENS
     with RemoteEngine(name, name=name, python=request.outside.subject_python, **options) as engine:
+        # Loading takes as long as it takes.
+        engine.limit = request.outside.request_timeout
         yield (
-            PeerSubject("with speculation", engine, reference, count, seed * 2**20),
-            PeerSubject("without speculation", engine, reference, 0, (2 * seed + 1) * 2**19),
+            PeerSubject("with speculation", engine, reference, count, seed * 2**20, record),
+            PeerSubject(
+                "without speculation", engine, reference, 0, (2 * seed + 1) * 2**19, record
+            ),
         )
 
 
@@ -158,22 +168,36 @@ def llama_server(file: str, more: Sequence[str]) -> Iterator[str]:
     program = shutil.which(PROGRAM)
     if program is None:
         raise ConfigError(f"{PROGRAM} is not on PATH; install llama.cpp.")
+    command = [program, "--model", file, "--parallel", str(_SLOTS), "--no-warmup"]
+    command += ["--ctx-size", str(_SLOTS * _CONTEXT), "--threads", str(threads_in_use())]
+    with served([*command, "--fit", "off", *more]) as url:
+        yield url
+
+
+@contextmanager
+def served(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The URL of a server that a command starts on a free port; it ends with the block.
+
+    Raises:
+        ConfigError: with its last words, if it does not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "--model", file, "--port", str(port)]
-    command += ["--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _CONTEXT), "--no-warmup"]
-    command += ["--threads", str(threads_in_use()), "--fit", "off", *more]
-    url = f"http://127.0.0.1:{port}"
+    url, name, end = f"http://127.0.0.1:{port}", Path(command[0]).name, monotonic() + LOAD_SECONDS
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
         try:
             while not _answers(url):
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
                 if process.poll() is not None:
-                    log.seek(0)
-                    last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise ConfigError(f"{PROGRAM} ended with code {process.returncode}: {last}")
-                time.sleep(0.2)
+                    raise ConfigError(f"{name} ended with code {process.returncode}: {last}")
+                if monotonic() > end:
+                    raise ConfigError(f"{name} did not start in {LOAD_SECONDS:g} s: {last}")
+                sleep(0.2)
             yield url
         finally:
             process.terminate()
@@ -187,7 +211,7 @@ def llama_server(file: str, more: Sequence[str]) -> Iterator[str]:
 def _answers(url: str) -> bool:
     """True once a server at a URL has loaded its model."""
     try:
-        Endpoint(url).fetch("/health")
+        Endpoint(url, timeout=_PATIENCE).fetch("/health")
     except EndpointError:
         return False
     return True

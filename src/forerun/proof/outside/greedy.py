@@ -2,7 +2,7 @@
 
 Every engine rounds: the same prompt alone, among others, or run again up to some token gives slightly other
 log probabilities. That is measured on the subject without speculation, and a difference is only called a
-defect where the two tokens lie further apart than that.
+defect where the two tokens lie further apart than that; where nothing could be measured, never.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ ROUNDING, DEFECT, UNCLEAR = "rounding", "defect", "unclear"
 LEAST_ROUNDING = 1e-3
 # Two tokens may be rounded in opposite directions, and further than in the runs that were looked at.
 _ALLOWANCE = 3.0
-# Where no log probabilities are told, a step of bfloat16 between logits of 32 and more: nothing was measured.
-_UNSEEN_ROUNDING = 0.25
-# Differences of log probabilities that are never rounding.
-_FARTHEST = 1.0
+FARTHEST = 1.0
+"""Difference of log probabilities above which nothing is rounding: assumed."""
 GREEDY: Body = {"temperature": 0.0}
 AT_ONCE = (4, 16)
 _LONG = 6
@@ -97,7 +95,7 @@ class Divergence:
         prompt: number of the prompt, from 1.
         index: index of the token.
         token, plain_token: texts (or ids) of the two tokens; None where an answer had ended.
-        margin: distance of the two tokens in log probability; None if the server tells none.
+        margin: distance of the two tokens in log probability; None if it is unknown.
         verdict: rounding, defect or unclear.
     """
 
@@ -114,7 +112,7 @@ class SituationResult:
     """Answers of one situation compared.
 
     Args:
-        prompts, tokens: number of prompts, and of tokens without speculation.
+        prompts, tokens: number of prompts, and of tokens compared, up to first differences.
         divergences: first differences.
         skipped: why it was not looked at; empty if it was.
     """
@@ -142,10 +140,21 @@ class Noise:
     differing: int = 0
 
     @property
+    def measured(self) -> bool:
+        """True if log probabilities of the same tokens were compared."""
+        return bool(self.shifts)
+
+    @property
     def allowed(self) -> float:
         """Margin up to which a difference is rounding."""
-        observed = max(_ALLOWANCE * max(self.shifts, default=0.0), max(self.flips, default=0.0))
-        return max(observed, LEAST_ROUNDING if self.shifts else _UNSEEN_ROUNDING)
+        shift = _ALLOWANCE * max(self.shifts, default=0.0)
+        return max(shift, max(self.flips, default=0.0), LEAST_ROUNDING)
+
+    def judge(self, margin: float | None) -> str:
+        """The verdict on a difference of two tokens."""
+        if margin is not None and margin <= self.allowed:
+            return ROUNDING
+        return UNCLEAR if margin is None or not self.measured else DEFECT
 
 
 @dataclass
@@ -154,6 +163,8 @@ class GreedyResult:
 
     noise: Noise = field(default_factory=Noise)
     situations: list[SituationResult] = field(default_factory=list)
+    control: dict[str, int] = field(default_factory=dict)
+    """Plain tokens whose runner-up is known, and those where it would be called a defect."""
 
     @property
     def divergences(self) -> list[Divergence]:
@@ -202,6 +213,9 @@ class GreedyComparison:
         """
         started = perf_counter()
         self._measure_noise()
+        gaps = [gap for plain in self._plain for row in plain.top if (gap := _gap(row)) is not None]
+        found = [self._result.noise.judge(gap) for gap in gaps]
+        self._result.control = {"tokens": len(found), "defects": found.count(DEFECT)}
         for number, (name, situation) in enumerate(SITUATIONS.items(), start=1):
             result = SituationResult(name)
             self._result.situations.append(result)
@@ -273,12 +287,12 @@ class GreedyComparison:
             result.skipped = "the server does not tell what it needs"
         for number, (on, off, question) in enumerate(self._pairs(situation, asked), start=1):
             result.prompts += 1
-            result.tokens += len(off.tokens)
-            found = _divergence(number, self.off, question, on, off, self._result.noise.allowed)
+            found = _divergence(number, self.off, question, on, off, self._result.noise)
+            result.tokens += len(off.tokens) if found is None else found.index
             if found is None:
                 continue
             # No rounding reaches further, whatever prefill says: it may read what a defect left in a cache.
-            is_near = found.margin is not None and found.margin <= _FARTHEST
+            is_near = found.margin is not None and found.margin <= FARTHEST
             if is_near and self._prefill_agrees(question, off, on, found.index):
                 found = replace(found, verdict=ROUNDING)
             result.divergences.append(found)
@@ -316,14 +330,14 @@ def _divergence(
     question: Question,
     on: Spoken,
     off: Spoken,
-    allowed: float,
+    noise: Noise,
 ) -> Divergence | None:
     """The first difference of two answers to one question; None if there is none.
 
     Args:
         subject: the one that gave the answer without speculation.
         question: prompt and body.
-        allowed: margin that rounding explains.
+        noise: rounding that the engine has by itself.
     """
     prompt, body = question
     index, margin = first_index(on.tokens, off.tokens), None
@@ -336,8 +350,14 @@ def _divergence(
         verdict = DEFECT if _ends_wrongly(on, off, body) else UNCLEAR
     else:
         margin = subject.margin(prompt, off, on, index, body)
-        verdict = UNCLEAR if margin is None else ROUNDING if margin <= allowed else DEFECT
+        verdict = noise.judge(margin)
     return Divergence(number, index, _name(on, index), _name(off, index), margin, verdict)
+
+
+def _gap(row: Mapping[str, float]) -> float | None:
+    """Distance of the two likeliest tokens."""
+    best = sorted(row.values(), reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 else None
 
 
 def _ends_wrongly(on: Spoken, off: Spoken, body: Body) -> bool:

@@ -9,6 +9,7 @@ from forerun.errors import ConfigError, shown
 from forerun.options import FileName, Text, known, option, options
 
 SUBJECTS = ("llama.cpp", "openvino", "transformers")
+_OTHERS = ("endpoint", "subject")
 
 
 @options
@@ -57,12 +58,12 @@ class Outside:
         default=None, description="Key of the server.", requires=("endpoint",)
     )
     request_timeout: float = option(
-        default=120.0, gt=0.0, le=1e6, description="Seconds for a reply.", requires=("endpoint",)
+        default=120.0, gt=0.0, le=1e6, description="Seconds for a reply.", requires=_OTHERS
     )
     record: FileName | None = option(
         default=None,
         description="Keep all replies there; an interrupted run goes on from it.",
-        requires=("endpoint",),
+        requires=_OTHERS,
     )
 
     def __post_init__(self) -> None:

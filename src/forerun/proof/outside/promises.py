@@ -9,14 +9,14 @@ from itertools import islice, pairwise
 
 from forerun.errors import EndpointError
 from forerun.proof.outside.client import is_refusal
-from forerun.proof.outside.greedy import GREEDY
+from forerun.proof.outside.greedy import DEFECT, GREEDY, Noise
 from forerun.proof.outside.reply import Reply, Spoken, first_index
 from forerun.proof.outside.subject import Body, Subject
 
-KEPT, BROKEN, OPEN = "kept", "defect", "not seen"
+KEPT, OPEN = "kept", "not seen"
 _SEEDS, _CHOICES, _READ = (7, 8, 9), 3, 3
 Finding = tuple[str, str]
-"""KEPT, BROKEN or OPEN, and what was seen."""
+"""KEPT, DEFECT or OPEN, and what was seen."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Promises:
         prompt: the prompt.
         max_tokens: length of answers.
         sampled: fields of a sampled request.
-        allowed: difference of log probabilities that rounding explains.
+        noise: rounding that the engine has by itself.
     """
 
     on: Subject
@@ -50,7 +50,7 @@ class Promises:
     prompt: str
     max_tokens: int
     sampled: Body
-    allowed: float
+    noise: Noise
 
     def look(self) -> Iterator[Promise]:
         """Each promise. One whose request is refused was not seen."""
@@ -91,46 +91,46 @@ class Promises:
         if lost:
             # One of several may be a near-tie that the engine rounds by itself.
             sure = lost == len(_SEEDS) and not self.off.is_reference
-            return BROKEN if sure else OPEN, f"{lost} of {len(_SEEDS)} seeds did not repeat"
+            return DEFECT if sure else OPEN, f"{lost} of {len(_SEEDS)} seeds did not repeat"
         if self.off.is_reference:
             return KEPT, ""
         return KEPT, f"{same} of {len(_SEEDS)} seeds give the text without speculation"
 
     def _choices(self) -> Finding:
         count = len(self._ask(self.on, {**self.sampled, "n": _CHOICES}).spoken)
-        return KEPT if count == _CHOICES else BROKEN, f"{count} of {_CHOICES}"
+        return KEPT if count == _CHOICES else DEFECT, f"{count} of {_CHOICES}"
 
     def _logprobs(self) -> Finding:
         on, off = self._greedy(self.on), self._greedy(self.off)
         if not off.logprobs or not on.logprobs:
             gone = bool(off.logprobs) and not self.off.is_reference
-            return BROKEN if gone else OPEN, "the server tells none"
+            return DEFECT if gone else OPEN, "the server tells none"
         index = first_index(on.tokens, off.tokens)
         pairs = list(zip(on.logprobs[:index], off.logprobs[:index], strict=False))
         missing = sum(one is None and other is not None for one, other in pairs)
         if missing:
-            return BROKEN, f"{missing} missing with speculation"
+            return DEFECT, f"{missing} missing with speculation"
         shifts = [abs(one - other) for one, other in pairs if one is not None and other is not None]
         largest = max(shifts, default=0.0)
-        detail = f"largest difference {largest:.2g}, rounding {self.allowed:.2g}"
-        if largest <= self.allowed:
+        detail = f"largest difference {largest:.2g}, rounding {self.noise.allowed:.2g}"
+        if largest <= self.noise.allowed:
             return KEPT, detail
         if self.off.is_reference:
             return OPEN, f"{detail}; the reference may round otherwise"
-        return BROKEN, detail
+        return DEFECT, detail
 
     def _counters(self) -> Finding:
         reply = self._ask(self.on, GREEDY)
         if "completion_tokens" not in reply.usage:
             return OPEN, "the server tells no usage"
         wrong = list(_miscounts(reply, self.max_tokens))
-        return BROKEN if wrong else KEPT, "; ".join(wrong)
+        return DEFECT if wrong else KEPT, "; ".join(wrong)
 
     def _stream(self) -> Finding:
         text, whole = "".join(self._chunks()), self._greedy(self.on).text
         # Broken UTF-8 is decoded to this mark.
         if "\ufffd" in text and "\ufffd" not in whole:
-            return BROKEN, "the stream is not UTF-8"
+            return DEFECT, "the stream is not UTF-8"
         index = first_index(text, whole)
         if index is None:
             return KEPT, ""
@@ -150,8 +150,8 @@ class Promises:
         if index is None:
             return KEPT, ""
         margin = self.on.margin(self.prompt, before, after, index, GREEDY)
-        sure = margin is not None and margin > self.allowed
-        return BROKEN if sure else OPEN, f"the answer differs from token {index + 1} on"
+        sure = self.noise.judge(margin) == DEFECT
+        return DEFECT if sure else OPEN, f"the answer differs from token {index + 1} on"
 
 
 def _miscounts(reply: Reply, most: int) -> Iterator[str]:

@@ -89,7 +89,7 @@ class Reference(Subject):
 
         Args:
             allowed: distance in log probability below the last token that a row allows, up to which
-                rounding explains that another one was allowed.
+                rounding may have allowed another one.
         """
         prompt_ids = self.encode(prompt)
         request = Request(0, [*prompt_ids, *token_ids], len(prompt_ids), params, 0, 0)
@@ -114,9 +114,13 @@ class Reference(Subject):
         return SamplingParams(**values, logit_bias={int(token): bias[token] for token in bias})
 
     def _reply(self, prompt_ids: Sequence[int], done: Completion) -> Reply:
-        logprobs = [one.logprob for one in done.logprobs or ()]
-        spoken = self.spoken(done.token_ids, logprobs, done.finish_reason)
-        return Reply((replace(spoken, text=done.text),), {"prompt_tokens": len(prompt_ids)})
+        told = done.logprobs or ()
+        spoken = self.spoken(done.token_ids, [one.logprob for one in told], done.finish_reason)
+        top = tuple(
+            {self._decoder.decode((token,)): value for token, value in one.top} for one in told
+        )
+        spoken = replace(spoken, text=done.text, top=top)
+        return Reply((spoken,), {"prompt_tokens": len(prompt_ids)})
 
     def spoken(
         self, token_ids: Sequence[int], logprobs: Sequence[float], reason: str | None

@@ -7,7 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.proof.outside.evidence import POWER
-from forerun.proof.outside.greedy import DEFECT, ROUNDING, UNCLEAR, GreedyResult, SituationResult
+from forerun.proof.outside.greedy import (
+    DEFECT,
+    FARTHEST,
+    LEAST_ROUNDING,
+    ROUNDING,
+    UNCLEAR,
+    GreedyResult,
+    SituationResult,
+)
 from forerun.proof.outside.promises import KEPT, Promise
 from forerun.proof.outside.run import OutsideProof, Subjects
 from forerun.proof.outside.sampled import OnOffResult, RowsResult
@@ -15,6 +23,8 @@ from forerun.proof.outside.two_sample import answers_needed
 from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
 
+# Tokens below which no share of defective ones is stated.
+_FEW_TOKENS = 300
 _STYLES = {DEFECT: "red", ROUNDING: "green", KEPT: "green", "ok": "green"}
 
 
@@ -35,14 +45,15 @@ def result_of(proof: OutsideProof, subjects: Subjects) -> Result:
 
 def verdict(proof: OutsideProof) -> str:
     """The outcome in a sentence or two."""
+    unseen = f" Not seen: {'; '.join(proof.unseen)}." if proof.unseen else ""
     if proof.defects:
-        return f"A defect was found: {'; '.join(proof.defects)}."
+        return f"A defect was found: {'; '.join(proof.defects)}.{unseen}"
     unclear = sum(
         one.verdict == UNCLEAR for one in (proof.greedy.divergences if proof.greedy else ())
     )
     left = f" {unclear} greedy differences remain unclear." if unclear else ""
     blind = "" if proof.drafted else " Nothing shows that it drafted."
-    return f"No defect was found.{blind}{left}"
+    return f"No defect was found.{blind}{left}{unseen}"
 
 
 def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
@@ -59,6 +70,8 @@ def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
         "greedy": greedy
         and {
             "rounding": greedy.noise.allowed,
+            "rounding_is_measured": greedy.noise.measured,
+            "negative_control": greedy.control,
             "repeated_runs": greedy.noise.runs,
             "repeated_runs_that_differed": greedy.noise.differing,
             "situations": [asdict(one) for one in greedy.situations],
@@ -66,6 +79,7 @@ def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
         "sampled": [_rows_content(one) for one in (rows, proof.control) if one is not None],
         "on_off": on_off and asdict(on_off),
         "promises": [asdict(one) for one in proof.promises],
+        "not_seen": proof.unseen,
         "notes": proof.notes,
         "seconds": proof.seconds,
     }
@@ -97,7 +111,7 @@ def _tables(proof: OutsideProof) -> Iterator[Table]:
 
 
 def _greedy(greedy: GreedyResult) -> Table:
-    noise, lines = greedy.noise, []
+    lines = []
     for result in greedy.situations:
         for one in result.divergences:
             margin = "unknown" if one.margin is None else f"{one.margin:.3g}"
@@ -105,26 +119,44 @@ def _greedy(greedy: GreedyResult) -> Table:
                 f"- {result.name}, prompt {one.prompt}: token {one.index + 1} is {one.token!r} instead of "
                 f"{one.plain_token!r}, {margin} apart in log probability: {one.verdict}."
             )
-    tokens = [one.tokens for one in greedy.situations if not one.skipped]
-    scope = (
-        f"Rounding up to {noise.allowed:.2g} in log probability is the engine's own: "
-        f"{noise.differing} of {noise.runs} repeated answers without speculation differed.",
-        # 95 % by the rule of three.
-        f"A defect of less than one token in {min(tokens, default=0) // 3} would be missed in some "
-        "situation more often than 1 time in 20.",
-    )
-    header = [
-        "greedy",
-        "prompts",
-        "tokens",
-        "identical",
-        "rounding",
-        "unclear",
-        "defects",
-        "result",
-    ]
+    counts = ("prompts", "tokens", "identical", "rounding", "unclear", "defects")
     cells = map(_situation, greedy.situations)
-    return Table.of("Greedy answers", header, cells, notes=[*scope, *lines])
+    notes = [*_greedy_scope(greedy), *lines]
+    return Table.of("Greedy answers", ("greedy", *counts, "result"), cells, notes=notes)
+
+
+def _greedy_scope(greedy: GreedyResult) -> Iterator[str]:
+    """Sentences on the rounding that is allowed for, and on what would be seen."""
+    noise, tokens = greedy.noise, sum(one.tokens for one in greedy.situations)
+    repeated = f"{noise.differing} of {noise.runs} repeated answers without speculation differed"
+    if noise.measured:
+        yield (
+            f"Differences of up to {noise.allowed:.2g} in log probability are rounding: at least "
+            f"{LEAST_ROUNDING:g}, and three times the largest shift ({max(noise.shifts):.2g}) measured on "
+            f"{len(noise.shifts)} tokens given again without speculation, alone, among others or after "
+            f"prefill; {repeated}."
+        )
+    else:
+        yield (
+            f"Rounding was not measured, as no log probabilities were told; {repeated}. Differences of more "
+            f"than {noise.allowed:.2g}, an assumption, remain unclear."
+        )
+    yield (
+        f"A difference of up to {FARTHEST:g}, an assumption, is rounding too where plain decoding gives that "
+        "token after the same text as a prompt."
+    )
+    # 95 % by the rule of three.
+    yield (
+        f"A defect of less than one of {-(-tokens // 3)} tokens would be missed more often than 1 time in 20."
+        if tokens >= _FEW_TOKENS
+        else f"{tokens} tokens are too few to exclude anything but defects of most answers; give more by "
+        "--equality-prompts and --output-tokens."
+    )
+    if greedy.control["tokens"]:
+        yield (
+            f"Negative control: with the runner-up in place of {greedy.control['tokens']} plain tokens, each "
+            f"alone, {greedy.control['defects']} are called defects; the others are too near."
+        )
 
 
 def _situation(result: SituationResult) -> list[Cell | str]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, EndpointError
 from forerun.progress import say
 from forerun.proof.effort import MOST_TOKENS, STATISTICS, Effort, ProofOutputs
-from forerun.proof.outside.client import Endpoint
+from forerun.proof.outside.client import Endpoint, is_refusal
 from forerun.proof.outside.evidence import tokens_needed
-from forerun.proof.outside.greedy import DEFECT, LEAST_ROUNDING, GreedyComparison, GreedyResult
+from forerun.proof.outside.greedy import DEFECT, GreedyComparison, GreedyResult
 from forerun.proof.outside.options import Outside
-from forerun.proof.outside.promises import BROKEN, Promise, Promises
+from forerun.proof.outside.promises import Promise, Promises
 from forerun.proof.outside.sampled import (
     OnOffResult,
     RowsResult,
@@ -38,6 +38,8 @@ GREEDY_PROMPTS, _GREEDY_SHARE = 4, 0.35
 _STATED = (0.05, 0.02, 0.005)
 # Rounding of log probabilities above which a reference's rows are not taken for the server's.
 _OTHER_WEIGHTS = 0.05
+CONTROL = 2
+"""Tokens without speculation for each token up to an alarm, which counts where they raise none."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class OutsideProof:
         rows: sampled tokens against the reference's rows.
         control: the same tokens of the server without speculation.
         on_off: sampled answers on against off.
-        notes: what a deviation costs, what was not seen, and why.
+        unseen: what was not looked at, and why.
+        notes: what a deviation costs, and limits of what was seen.
         drafted: tokens that the subject says it drafted.
     """
 
@@ -80,28 +83,30 @@ class OutsideProof:
     control: RowsResult | None = None
     on_off: OnOffResult | None = None
     promises: list[Promise] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     drafted: int = 0
     seconds: float = 0.0
-
-    @property
-    def rounding(self) -> float:
-        """Difference of log probabilities that rounding explains."""
-        return LEAST_ROUNDING if self.greedy is None else self.greedy.noise.allowed
 
     @property
     def rows_are_wrong(self) -> str:
         """Why an alarm against the reference's rows says nothing about speculation; empty if it does."""
         if self.rows is None or not self.rows.alarm:
             return ""
-        if self.control is not None and self.control.alarm:
-            return (
+        if self.control is not None:
+            wrong = (
                 "the server's tokens without speculation do not follow the reference's rows either"
             )
-        if self.control is None and self.rounding > _OTHER_WEIGHTS:
+            return wrong if self.control.alarm else ""
+        if self.greedy is None or not self.greedy.noise.measured:
             return (
-                f"the server's log probabilities are up to {self.rounding:.2g} away from the "
-                "reference's, so its weights may be others"
+                "no log probabilities were compared with the reference's, and there are no answers without "
+                "speculation, so the server's weights may be others"
+            )
+        if (distance := self.greedy.noise.allowed) > _OTHER_WEIGHTS:
+            return (
+                f"the server's log probabilities are up to {distance:.2g} away from the reference's, so "
+                "its weights may be others"
             )
         return ""
 
@@ -117,7 +122,7 @@ class OutsideProof:
         if self.on_off is not None and self.on_off.alarm:
             found.append("sampled answers with speculation are distributed otherwise than without")
         return found + [
-            f"promise broken: {one.name}" for one in self.promises if one.verdict == BROKEN
+            f"promise broken: {one.name}" for one in self.promises if one.verdict == DEFECT
         ]
 
 
@@ -152,8 +157,12 @@ def prove_server(request: ProveRequest) -> Result:
 def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
     """Connections to the servers that are named, or engines that are started and ended."""
     outside = request.outside
+    header: dict[str, Any] = {"subject": outside.subject, "model": request.model.model}
+    header |= {"draft_model": request.speculation.model, "endpoint": outside.endpoint}
+    header |= {"baseline": outside.baseline_endpoint, "switch": outside.fields}
+    record = ReplyRecord.open(outside.record, header)
     if outside.subject is None:
-        yield subjects_of(outside, _reference(request, outside.reference), prompt)
+        yield subjects_of(outside, _reference(request, outside.reference), prompt, record)
         return
     from forerun.proof.outside.engines import llama_servers, peers
 
@@ -161,10 +170,10 @@ def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
     assert reference is not None
     if outside.subject == "llama.cpp":
         with llama_servers(request) as (on, off):
-            started = Outside(endpoint=on, baseline_endpoint=off)
-            yield subjects_of(started, reference, prompt)
+            started = replace(outside, endpoint=on, baseline_endpoint=off)
+            yield subjects_of(started, reference, prompt, record)
     else:
-        with peers(request, reference) as pair:
+        with peers(request, reference, record) as pair:
             yield Subjects(*pair, reference)
 
 
@@ -179,12 +188,13 @@ def _reference(request: ProveRequest, name: str | None) -> Reference | None:
     return Reference(engine)
 
 
-def subjects_of(outside: Outside, reference: Reference | None, prompt: str) -> Subjects:
+def subjects_of(
+    outside: Outside, reference: Reference | None, prompt: str, record: ReplyRecord
+) -> Subjects:
     """Connect to the servers, and ask which fields and figures they give.
 
     Raises:
         EndpointError: for a server that is down, too slow, or refuses.
-        ConfigError: for a record of another run.
     """
     assert outside.endpoint is not None
 
@@ -193,8 +203,6 @@ def subjects_of(outside: Outside, reference: Reference | None, prompt: str) -> S
         model = outside.served_model or served_model(endpoint)
         return ServerSubject(name, endpoint, model, record, fields).open(prompt)
 
-    header = {"endpoint": outside.endpoint, "baseline": outside.baseline_endpoint}
-    record = ReplyRecord.open(outside.record, {**header, "switch": outside.fields})
     on = open_at(outside.endpoint, "with speculation", {})
     off = None
     if outside.baseline_endpoint is not None:
@@ -238,13 +246,20 @@ def prove_outside(
         seconds=None if effort.num_tokens else STATISTICS * effort.seconds,
     )
     if "statistics" in effort.part and params.greedy:
-        proof.notes.append("At temperature 0 nothing is drawn; sampled answers were not looked at.")
+        proof.unseen.append("sampled answers (at temperature 0 nothing is drawn)")
     elif "statistics" in effort.part:
-        _sampled(proof, subjects, prompts, outputs)
+        try:
+            _sampled(proof, subjects, prompts, outputs)
+        except EndpointError as error:
+            if not is_refusal(error):
+                raise
+            proof.unseen.append(f"sampled answers ({str(error).rstrip('.')})")
     if "equality" in effort.part:
         # A sampled request where the proof's own is greedy.
         drawn = body_of(outputs) | ({"temperature": 1.0} if params.greedy else {})
-        looks = Promises(on, baseline, prompts[0], effort.output_tokens, drawn, proof.rounding)
+        assert proof.greedy is not None
+        noise = proof.greedy.noise
+        looks = Promises(on, baseline, prompts[0], effort.output_tokens, drawn, noise)
         proof.promises = list(looks.look())
     _check_switch(subjects)
     proof.notes += on.limits()
@@ -275,10 +290,11 @@ def _sampled(
     """Add the sampled part: against the reference's rows, or on against off."""
     if subjects.reference is not None:
         known = subjects.reference, prompts
-        proof.rows = against_rows(subjects.on, *known, outputs, proof.rounding)
+        proof.rows = against_rows(subjects.on, *known, outputs)
         if proof.rows.alarm and subjects.off is not None:
-            few = replace(outputs, num_tokens=max(proof.rows.evidence.count, 1), seconds=None)
-            proof.control = against_rows(subjects.off, *known, few, proof.rounding)
+            count = CONTROL * max(proof.rows.evidence.count, 1)
+            more = replace(outputs, num_tokens=count, seconds=None)
+            proof.control = against_rows(subjects.off, *known, more)
         reason = proof.rows.mismatch or proof.rows_are_wrong
         if not reason:
             return
@@ -286,9 +302,7 @@ def _sampled(
     if subjects.off is not None:
         proof.on_off = on_against_off(subjects.on, subjects.off, prompts, outputs)
     else:
-        proof.notes.append(
-            "Sampled answers were not looked at: there is nothing to compare them with."
-        )
+        proof.unseen.append("sampled answers (there is nothing to compare them with)")
 
 
 def _check_switch(subjects: Subjects) -> None:

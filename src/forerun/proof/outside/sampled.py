@@ -21,6 +21,11 @@ from forerun.proof.outside.two_sample import SampledAnswer, permutation_tests
 
 # Requests at a time, and tokens that no row allows before they count as a defect: one may be an edge.
 AT_ONCE, _FEW = 4, 2
+EDGE = 0.25
+"""Log probability by which a token may lie behind the last one that top-k, top-p or min-p leave: assumed.
+
+A step of bfloat16 between logits of 32 and more.
+"""
 # Fields of a body that sampling parameters have too.
 _FIELDS = (
     *("temperature", "top_k", "top_p", "min_p"),
@@ -71,13 +76,11 @@ def against_rows(
     reference: Reference,
     prompts: Sequence[str],
     outputs: ProofOutputs,
-    allowed: float,
 ) -> RowsResult:
     """Test a subject's tokens against the reference's rows until an alarm, or the budget is used up.
 
     Args:
         outputs: amount, and sampling parameters; no seeds, which would select another rule in some engines.
-        allowed: difference of log probabilities that rounding explains.
     """
     started, result = perf_counter(), RowsResult(subject.name, outputs.level)
     random = np.random.default_rng([0x6F7574, outputs.seed % 2**64])
@@ -95,7 +98,7 @@ def against_rows(
                 return result
             ids = [token for token in spoken.tokens if isinstance(token, int)]
             scores = AnswerScores(random, result.evidence.memory, place)
-            for rows, chosen, excluded in reference.rows(prompt, ids, outputs.params, allowed):
+            for rows, chosen, excluded in reference.rows(prompt, ids, outputs.params, EDGE):
                 scores.add(rows, chosen)
                 result.impossible += excluded
             if ids:

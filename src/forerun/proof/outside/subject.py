@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -103,6 +103,7 @@ class ReplyRecord:
     kept: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger[dict[str, Any]] | None = None
     _lock: Lock = field(default_factory=Lock)
+    _asked: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def open(cls, path: str | None, header: Body) -> ReplyRecord:
@@ -115,10 +116,22 @@ class ReplyRecord:
     def _see(self, line: dict[str, Any]) -> None:
         self.kept[line["key"]] = line["content"]
 
-    def add(self, key: str, content: Any) -> None:
+    def key(self, *request: Any) -> str:
+        """Key of a request, which tells apart repetitions."""
+        text = json.dumps(request, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+        self._asked[digest] += 1
+        return f"{digest}-{self._asked[digest]}"
+
+    def reply(self, key: str, fetch: Callable[[], Any]) -> Any:
+        """The recorded reply of a key, or the one that `fetch` returns."""
+        if key in self.kept:
+            return self.kept[key]
+        content = fetch()
         if self.ledger is not None:
             with self._lock:
                 self.ledger.append([{"key": key, "content": content}])
+        return content
 
 
 @dataclass
@@ -139,7 +152,6 @@ class ServerSubject(Subject):
     chat: bool = False
     extras: Body = field(default_factory=dict)
     drafted: int = field(default=0, init=False)
-    _asked: Counter[str] = field(default_factory=Counter)
 
     @property
     def path(self) -> str:
@@ -177,7 +189,8 @@ class ServerSubject(Subject):
 
     def ask(self, prompts: Sequence[str], body: Body, at_once: int = 1) -> list[Reply]:
         """Replies, as `Subject` says; those in the record are not asked for again."""
-        jobs = [self._job(self.body(prompt, body)) for prompt in prompts]
+        bodies = [self.body(prompt, body) for prompt in prompts]
+        jobs = [(self.record.key(self.name, body), body) for body in bodies]
         if at_once == 1:
             return [self._reply(*job) for job in jobs]
         with ThreadPoolExecutor(at_once) as pool:
@@ -221,26 +234,15 @@ class ServerSubject(Subject):
         if self.chat:
             yield "The server was asked by chat alone: prompts that go on, and prefill, were not compared."
 
-    def _job(self, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Key of a request, which tells apart repetitions, and its body."""
-        text = json.dumps([self.endpoint.url, body], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-        self._asked[digest] += 1
-        return f"{digest}-{self._asked[digest]}", body
-
     def _reply(self, key: str, body: Body) -> Reply:
-        content = self.record.kept.get(key)
-        if content is None:
-            content = self.endpoint.fetch(self.path, body)
-            try:
-                Reply.of(content)
-            except (KeyError, TypeError, AttributeError, IndexError):
-                raise EndpointError(
-                    f"{self.endpoint.url}{self.path} answers in another form than OpenAI's; give the "
-                    "address of an OpenAI-compatible server."
-                ) from None
-            self.record.add(key, content)
-        reply = Reply.of(content)
+        content = self.record.reply(key, lambda: self.endpoint.fetch(self.path, body))
+        try:
+            reply = Reply.of(content)
+        except (KeyError, TypeError, AttributeError, IndexError):
+            raise EndpointError(
+                f"{self.endpoint.url}{self.path} answers in another form than OpenAI's; give the "
+                "address of an OpenAI-compatible server."
+            ) from None
         count = reply.timings.get("draft_n")
         self.drafted += count if isinstance(count, int) else 0
         return reply
