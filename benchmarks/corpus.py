@@ -22,10 +22,9 @@ from time import perf_counter
 
 import forerun
 from benchmarks.cold_homes import empty_home
-from forerun.bench.engines import prepare
+from forerun.bench.pairs import loops
 from forerun.bench.request import built_in
-from forerun.bench.rows import loops
-from forerun.bench.runs import EncodedPrompt
+from forerun.bench.runs import EncodedPrompt, prepare
 from forerun.engine.engine import Engine
 from forerun.measure.intervals import median
 from forerun.measure.paired import Pair, run_pair, warming_up

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.deepened import layers_for, write_deep, write_deep_head
-from forerun.bench.engines import Workshop
+from forerun.bench.contestants import Workshop
+from forerun.bench.pairs import ALL, ROWS, MeasuredPair, SettingFigures, rate
 from forerun.bench.report import BenchReport
-from forerun.bench.rows import ROWS, MeasuredPair
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import COLD, DEFAULT, Axes, Setting, cross, method_of
-from forerun.bench.summary import ALL, SettingFigures, rate
 from forerun.cli.bars import bars
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.resolve import choose

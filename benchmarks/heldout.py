@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench.rows import loops
+from forerun.bench.pairs import loops
 from forerun.core import Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from forerun.bench.rows import PLAIN, ROWS, MeasuredPair
+from forerun.bench.pairs import PLAIN, ROWS, MeasuredPair
 from forerun.report.markdown import as_markdown
 from forerun.report.table import Table
 

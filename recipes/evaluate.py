@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from forerun.bench.rows import loops
+from forerun.bench.pairs import loops
 from forerun.contracts import CausalLM
 from forerun.core import Batch, Stats
 from forerun.engine.config import SpeculativeConfig

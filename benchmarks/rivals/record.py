@@ -15,7 +15,8 @@ from time import perf_counter
 from benchmarks.rivals.records import Records
 from benchmarks.rivals.steering import SetLength
 from benchmarks.rivals.workbench import Workbench
-from forerun.bench.engines import Prepared, Workshop
+from forerun.bench.contestants import Workshop
+from forerun.bench.runs import Prepared
 from forerun.engine.config import SpeculativeConfig
 from forerun.measure.questions import in_turns, read_questions
 from forerun.models import Checkpoint

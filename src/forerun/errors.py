@@ -129,3 +129,8 @@ def shown(value: Any) -> str:
     """A value on one line for a message, shortened if it is long."""
     line = " ".join(_SHORT.repr(value).split())
     return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as `1 token` or `6 tokens`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.contestants import Drafting
-from forerun.bench.engines import Prepared, Workshop
-from forerun.bench.runs import EncodedPrompt, run_plain
+from forerun.bench.contestants import Drafting, Workshop
+from forerun.bench.runs import EncodedPrompt, Prepared, run_plain
 from forerun.bench.settings import DEFAULT, Axes, cross
 from forerun.files import CACHE_VARIABLE
 from forerun.models import Checkpoint

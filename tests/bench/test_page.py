@@ -6,8 +6,8 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+from forerun.bench.pairs import MeasuredPair
 from forerun.bench.report import BenchReport, result_of, tables
-from forerun.bench.rows import MeasuredPair
 from forerun.bench.settings import COLD, DEFAULT
 from forerun.report.html import page
 from forerun.report.markdown import document
@@ -113,4 +113,4 @@ def test_tables_hold_every_setting() -> None:
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {10, 4, 7}
     assert "1.40 x (1.40–1.40)" in text
-    assert "gaps: suffix, 6 tokens" in text
+    assert "1 measurement failed: suffix, 6 tokens" in text

@@ -26,6 +26,7 @@ from forerun.bench.forwards import (
     traffic_of,
     weight_bytes,
 )
+from forerun.bench.roofline import RooflineRequest
 from forerun.bench.roofline.measured import (
     TimedModel,
     hardware_called,
@@ -35,7 +36,6 @@ from forerun.bench.roofline.measured import (
     time_forwards,
 )
 from forerun.bench.roofline.report import report_of, roof
-from forerun.bench.roofline.request import RooflineRequest
 from forerun.bench.roofline.rows import (
     DRAFT,
     FREE_UP_TO,
@@ -50,7 +50,6 @@ from forerun.bench.roofline.rows import (
 from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.hardware import HARDWARE
 from forerun.costs.shapes import SHAPES, read_shape
-from forerun.costs.table import CostTable
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
@@ -64,9 +63,8 @@ pytestmark = [
 ]
 LIMITS = Limits(bandwidth=1e9, peak=1e11)
 SMALL = RooflineRequest(
-    "tiny",
+    ModelOptions("tiny", threads=1),
     draft_model="tiny-tied",
-    place=ModelOptions(threads=1),
     tokens=(4,),
     contexts=(16, 64),
     rounds=2,
@@ -211,14 +209,14 @@ def test_measured_rows() -> None:
     assert roofline.draft_in_round > 0
 
 
-def test_the_result_is_json_and_its_costs_a_table() -> None:
-    result = report_of(measured())
+def test_the_result_is_json() -> None:
+    roofline = measured()
+    result = report_of(roofline)
     content = json.loads(json.dumps({**result.facts, "rows": result.rows}, allow_nan=False))
     assert set(content["rows"][0]) == set(Forward.__dataclass_fields__)
-    table = CostTable.from_rows(tuple(row) for row in content["costs"]["target"])
-    assert (table.num_tokens, table.batch_sizes, table.contexts) == ((1, 4), (1,), (16, 64))
-    one, four = content["rows"][2:4]
-    assert table.seconds(4, 1, 64) == one["seconds"] * four["ratio"]
+    one, four = roofline.rows[2:4]
+    assert (one.n, four.n, one.context, four.context) == (1, 4, 64, 64)
+    assert roofline.seconds(four) == one.seconds * four.ratio
     limits = content["limits"]
     assert limits["ridge_point"] == pytest.approx(
         limits["peak_flops"] / limits["bandwidth_bytes_per_second"]
@@ -236,8 +234,8 @@ def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
     GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
     models = ["tiny"] if backend == "kernels" else ["tiny", str(tmp_path / "neox")]
     for name in models:
-        place = ModelOptions(dtype="fp32", device="cpu", backend=backend, threads=1)
-        request = replace(SMALL, model=name, draft_model=None, contexts=(16,), place=place)
+        model = ModelOptions(name, dtype="fp32", device="cpu", backend=backend, threads=1)
+        request = replace(SMALL, model=model, draft_model=None, contexts=(16,))
         target, draft = load_models(request)
         roofline = measure(request, target, draft)
         shape = traffic_of(target).shape
@@ -330,7 +328,7 @@ def test_the_words_say_what_the_rows_do() -> None:
 @pytest.mark.parametrize("change", [{"rounds": 0}, {"tokens": (0,)}, {"contexts": (-1,)}])
 def test_bad_requests(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        RooflineRequest("tiny", **change)
+        RooflineRequest(**change)
 
 
 def test_bad_models() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.rows import ROWS, MeasuredPair
+from forerun.bench.pairs import ROWS, MeasuredPair
 from forerun.measure.ledger import Ledger
 from tests.helpers.bench_rows import failed_row, made_row
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.bench.contestants import Drafting, Measured
-from forerun.bench.rows import MeasuredPair
+from forerun.bench.pairs import MeasuredPair
 from forerun.bench.runs import EncodedPrompt, Timed, run_drafting
 from forerun.bench.session import BenchSession, grouped
 from forerun.bench.settings import COLD, DEFAULT, Setting

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forerun.bench.pairs import summarize
 from forerun.bench.settings import DEFAULT, Axes, cross
-from forerun.bench.summary import summarize
 from forerun.bench.tune import TuneRequest, config_values
 from forerun.bench.verdict import verdicts
 from forerun.engine.model_options import ModelOptions

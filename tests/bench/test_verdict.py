@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from forerun.bench.rows import MeasuredPair, loops
+from forerun.bench.pairs import ALL, MeasuredPair, loops, picked_fairly, summarize
 from forerun.bench.settings import COLD, DEFAULT
-from forerun.bench.summary import ALL, picked_fairly, summarize
 from forerun.bench.verdict import Recommendation, defects, verdicts
 from tests.helpers.bench_rows import failed_row, made_row
 
@@ -147,4 +146,4 @@ def test_defects_are_found_and_rounding_is_none() -> None:
     rounding = [made_row("a", n, 1.0, differences=("numerics",)) for n in range(3)]
     assert not defects(summarize(rounding))
     [sentence] = defects(summarize([*rounding, made_row("a", 9, 1.0, differences=("defect",))]))
-    assert "1 outputs of a" in sentence
+    assert "1 output of a" in sentence

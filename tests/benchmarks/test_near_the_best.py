@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.near_the_best import cells, found_in, main, overall
-from forerun.bench.rows import PLAIN, ROWS, MeasuredPair, PairKey, Side
+from forerun.bench.pairs import PLAIN, ROWS, MeasuredPair, PairKey
+from forerun.bench.runs import Side
 from forerun.measure.ledger import Ledger
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.rows import MeasuredPair
+from forerun.bench.pairs import MeasuredPair
 from forerun.bench.session import BenchSession
 from forerun.files import CACHE_VARIABLE
 from forerun.policies.auto import AutoPolicy

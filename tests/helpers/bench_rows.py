@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.bench.rows import MeasuredPair, PairKey, Side
+from forerun.bench.pairs import MeasuredPair, PairKey
+from forerun.bench.runs import Side
 from forerun.core import Stats
 
 STAGES = {"prefill": 0.1, "draft": 0.1, "target": 0.5, "verify": 0.1, "host": 0.0}

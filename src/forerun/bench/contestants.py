@@ -1,22 +1,37 @@
-"""Contestants beside plain decoding: an engine with a setting, or another engine's process."""
+"""Contestants beside plain decoding: an engine for each setting, or another engine's process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from forerun.bench.peers.process import RemoteEngine
-from forerun.bench.rows import Side, side_of
-from forerun.bench.runs import EncodedPrompt, Timed, predicted, run_drafting
+from forerun.bench.runs import (
+    EncodedPrompt,
+    Prepared,
+    Side,
+    Timed,
+    predicted,
+    prepare,
+    run_drafting,
+    side_of,
+)
 from forerun.bench.settings import DEFAULT, Setting
+from forerun.contracts import Policy
 from forerun.core import Stats
 from forerun.engine.engine import Engine
+from forerun.engine.load import load
+from forerun.engine.model_options import CONTEXT_STEP
 from forerun.errors import ConfigError
+from forerun.files import CACHE_VARIABLE
 from forerun.measure.attribution import first_difference
 from forerun.measure.paired import deterministic, warming_up
+from forerun.measure.questions import Question
 from forerun.models import Checkpoint
 from forerun.params import SamplingParams
 from forerun.policies.decisions import in_words
@@ -106,6 +121,86 @@ class Drafting:
         if self.setting.method == DEFAULT and (report := policy.report()):
             notes.insert(0, f"{self.name} decided: {in_words(report)}")
         return notes
+
+
+@dataclass
+class Workshop:
+    """Maker of engines; within `forerun.models.checkpoint.loading_once` all of them share one target.
+
+    Args:
+        checkpoint: of the target.
+        placement: dtype, device, backend and kv_dtype, as `forerun.load` takes them.
+        max_context: of prompt and output at most; None for the usual one.
+    """
+
+    checkpoint: Checkpoint
+    placement: dict[str, Any]
+    max_context: int | None = None
+
+    def prepare(
+        self, questions: Sequence[Question], params: SamplingParams, **options: Any
+    ) -> Prepared:
+        """Prompts of questions; `options` go to `prepare`."""
+        return prepare(self._engine(False, self.max_context, 1), questions, params, **options)
+
+    def engine(
+        self,
+        speculative: Any,
+        prepared: Prepared,
+        params: SamplingParams,
+        batch: int,
+        policy: Policy | None = None,
+    ) -> Engine:
+        """An engine with room for the prompts and their outputs; `speculative` as `forerun.load` takes it."""
+        longest = max(len(prompt.token_ids) for prompt in prepared.prompts)
+        needed = -(-(longest + (params.max_tokens or 1)) // CONTEXT_STEP) * CONTEXT_STEP
+        most = self.max_context or self.checkpoint.summary.max_context
+        return self._engine(speculative, min(needed, most), batch, policy)
+
+    @contextmanager
+    def drafting(
+        self, settings: Sequence[Setting], prepared: Prepared, params: SamplingParams, batch: int
+    ) -> Iterator[list[Drafting]]:
+        """Engines of the settings as contestants, closed at the end. Their policies keep on disk what
+        they have learned; cold ones use an empty folder of their own.
+
+        Raises:
+            ForerunError: for a setting that cannot be run.
+        """
+        made = []
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(prefix="forerun-bench-"))
+            for number, setting in enumerate(settings):
+                with _learning_in(folder) if setting.cold else nullcontext():
+                    engine = self.engine(setting.config, prepared, params, batch)
+                made.append(Drafting(setting, stack.enter_context(engine)))
+                report("loading drafters", number + 1, len(settings))
+            yield made
+
+    def _engine(
+        self, speculative: Any, context: int | None, batch: int, policy: Policy | None = None
+    ) -> Engine:
+        return load(
+            self.checkpoint,
+            speculative,
+            policy=policy,
+            max_context=context,
+            max_batch_size=batch,
+            prefix_reuse=False,
+            **self.placement,
+        )
+
+
+@contextmanager
+def _learning_in(folder: str) -> Iterator[None]:
+    """Context in which the policies of new engines keep what they learn in another folder."""
+    before = os.environ.get(CACHE_VARIABLE)
+    os.environ[CACHE_VARIABLE] = folder
+    try:
+        yield
+    finally:
+        del os.environ[CACHE_VARIABLE]
+        os.environ |= {} if before is None else {CACHE_VARIABLE: before}
 
 
 @dataclass

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from forerun.bench.rows import MeasuredPair
+from forerun.bench.pairs import (
+    ALL,
+    MeasuredPair,
+    SettingFigures,
+    first,
+    gaps,
+    rate,
+    stages,
+    summarize,
+)
 from forerun.bench.settings import COLD
-from forerun.bench.summary import ALL, SettingFigures, first, gaps, rate, stages, summarize
 from forerun.bench.verdict import Recommendation, defects, shown, times, verdicts
+from forerun.errors import counted
 from forerun.report.chart import Span, Spans
 from forerun.report.result import DEFECT_FOUND, Figure, Result, Sentence
 from forerun.report.table import Cell, Table
@@ -91,7 +100,8 @@ class BenchReport:
         for cell in self.whole:
             if cell.failed:
                 where = f"{cell.setting} at temperature {cell.temperature:g}"
-                remarks.append(f"{len(cell.failed)} gaps: {where} ({_first_error(cell.failed)})")
+                count = counted(len(cell.failed), "measurement")
+                remarks.append(f"{count} failed: {where} ({_first_error(cell.failed)})")
         measured = {cell.setting for cell in self.whole}
         lost: dict[str, list[MeasuredPair]] = {}
         for row in self.rows:
@@ -163,7 +173,7 @@ def tables(report: BenchReport) -> list[Table]:
         whole = sorted((c for c in cells if c.category == ALL), key=lambda c: -c.speedup.value)
         where = f"T = {temperature:g}" + ("" if batch == 1 else f", batch {batch}")
         pairs = max(len(cell.rows) for cell in whole)
-        made.append(Table.of(f"{where}, {pairs} pairs", _HEADER, map(_line, whole)))
+        made.append(Table.of(f"{where}, {counted(pairs, 'pair')}", _HEADER, map(_line, whole)))
         categories = list(dict.fromkeys(c.category for c in cells if c.category != ALL))
         if categories:
             parts = {(c.setting, c.category): c for c in cells}

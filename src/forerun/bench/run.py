@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forerun.bench.contestants import Opponents, files_of, invited
-from forerun.bench.engines import Prepared, Workshop
+from forerun.bench.contestants import Opponents, Workshop, files_of, invited
+from forerun.bench.pairs import ROWS, MeasuredPair, PairKey
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest, built_in
-from forerun.bench.rows import ROWS, MeasuredPair, PairKey
+from forerun.bench.runs import Prepared
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Axes, Crossed, Setting, cross, likely_methods
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
-from forerun.errors import ConfigError, PromptError
+from forerun.errors import ConfigError, PromptError, counted
 from forerun.files import cache_folder
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions
@@ -246,10 +246,11 @@ def _facts(
     ends = ", end of text ignored" if params.ignore_eos else ""
     categories = ", ".join(dict.fromkeys(prompt.category for prompt in prepared.prompts))
     length = sum(len(prompt.token_ids) for prompt in prepared.prompts) / len(prepared.prompts)
+    count = counted(len(prepared.prompts), "prompt")
     template = "the chat template" if prepared.template else "no template"
     return {
         "engine": f"{made}, {placed}",
         "machine": f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, {machine['device']}",
         "sampling": f"at most {params.max_tokens} tokens{options}{ends}",
-        "workload": f"{len(prepared.prompts)} prompts of {length:.0f} tokens by {template}: {categories}",
+        "workload": f"{count} of {length:.0f} tokens by {template}: {categories}",
     }

@@ -1,16 +1,25 @@
-"""Runs: requests decoded side by side, with the seconds at which their tokens came."""
+"""Prompts of questions, and runs: requests decoded side by side, and when their tokens came."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
 
 from forerun.core import Hints, Stats
+from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion
+from forerun.errors import PromptError
 from forerun.measure.paired import alone, empty_caches
+from forerun.measure.questions import Question
 from forerun.params import SamplingParams
+from forerun.progress import report
 
 
 @dataclass(frozen=True)
@@ -121,4 +130,126 @@ def predicted(engine: Engine, prompt: EncodedPrompt, params: SamplingParams) -> 
     greedy = replace(params, temperature=0.0, seed=None)
     return replace(
         prompt, prediction=nearly(run_plain(engine, [prompt], greedy).completions[0].text)
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Prompts that fit the context, and the number of turns that do not.
+
+    Args:
+        prompts: in the order of the questions, a turn each.
+        too_long: turns that leave no room for an answer in the context.
+        template: whether the model's chat template made them.
+    """
+
+    prompts: tuple[EncodedPrompt, ...]
+    too_long: int
+    template: bool
+
+
+def prepare(
+    engine: Engine,
+    questions: Sequence[Question],
+    params: SamplingParams,
+    *,
+    raw: bool = False,
+    system: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Prompts of questions: one for each turn, up to the first turn that does not fit the context.
+
+    Args:
+        engine: answers earlier turns, greedily and plainly, so that all methods see the same text.
+        params: of the answers.
+        raw: send texts as they are, without the chat template.
+        system: a system message before those questions that have none.
+        variables: of the chat template.
+
+    Raises:
+        PromptError: where none of them fits the context.
+    """
+    template = None if raw else ChatTemplate.of(engine.tokenizer)
+    greedy = replace(params, temperature=0.0, seed=None)
+
+    def encode(messages: list[dict[str, str]]) -> tuple[int, ...]:
+        if template is None:
+            text = "\n\n".join(message["content"] for message in messages)
+            return tuple(encode_text(engine.tokenizer, text))
+        return tuple(template.encode(messages, variables))
+
+    prompts: list[EncodedPrompt] = []
+    too_long = 0
+    for number, question in enumerate(questions):
+        first = question.system or system
+        messages = [{"role": "system", "content": first}] if first else []
+        several = len(question.turns) > 1
+        for turn, text in enumerate(question.turns):
+            messages.append({"role": "user", "content": text})
+            token_ids = encode(messages)
+            if engine.max_context - len(token_ids) < (params.max_tokens or 1):
+                too_long += len(question.turns) - turn
+                break
+            name = f"{question.question_id}/{turn + 1}" if several else question.question_id
+            prompts.append(EncodedPrompt(name, question.category, token_ids, question.prediction))
+            if turn + 1 < len(question.turns):
+                answer = run_plain(engine, prompts[-1:], greedy).completions[0].text
+                messages.append({"role": "assistant", "content": answer})
+        report("preparing prompts", number + 1, len(questions))
+    if not prompts:
+        raise PromptError(
+            f"no prompt leaves room for {params.max_tokens} tokens of output in a context of "
+            f"{engine.max_context}; raise --max-context or lower --max-tokens."
+        )
+    return Prepared(tuple(prompts), too_long, template is not None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Figures of one run, as a file keeps them.
+
+    Args:
+        tokens: number of tokens of all requests.
+        seconds: time until the last token, prefill and drafting included.
+        first: seconds to the first token, the median over the requests; None if unknown.
+        gaps: milliseconds between arrivals of tokens, of all requests one after the other.
+        stages: seconds by stage; host is the time in none of the others.
+    """
+
+    tokens: PositiveInt
+    seconds: Annotated[float, Field(gt=0, lt=math.inf)]
+    first: float | None
+    gaps: tuple[float, ...]
+    stages: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens a second."""
+        return self.tokens / self.seconds
+
+
+def side_of(run: Timed) -> Side:
+    """The figures of a run."""
+    stats = run.stats
+    stages = {
+        "prefill": stats.prefill_seconds,
+        "draft": stats.draft_seconds,
+        "target": stats.target_seconds,
+        "verify": stats.verify_seconds,
+    }
+    if not stats.target_seconds:
+        # The plain loop counts no stages of its rounds.
+        stages["target"] = stats.seconds
+    stages["host"] = max(0.0, run.seconds - sum(stages.values()))
+    firsts = sorted(arrivals[0] for arrivals in run.arrivals if arrivals)
+    return Side(
+        tokens=run.tokens,
+        seconds=run.seconds,
+        first=firsts[len(firsts) // 2] if firsts else None,
+        gaps=tuple(
+            round(1e3 * (later - sooner), 3)
+            for arrivals in run.arrivals
+            for sooner, later in pairwise(arrivals)
+        ),
+        stages={name: round(seconds, 7) for name, seconds in stages.items()},
     )

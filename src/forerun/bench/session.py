@@ -9,8 +9,8 @@ from statistics import median
 from time import monotonic
 
 from forerun.bench.contestants import WARM_UP_TOKENS, Contestant
-from forerun.bench.rows import MeasuredPair, PairKey, Place, digest_of, loops, side_of
-from forerun.bench.runs import EncodedPrompt, run_plain
+from forerun.bench.pairs import MeasuredPair, PairKey, Place, digest_of, loops
+from forerun.bench.runs import EncodedPrompt, run_plain, side_of
 from forerun.bench.settings import DEFAULT
 from forerun.bench.verdict import FEW
 from forerun.engine.engine import Engine

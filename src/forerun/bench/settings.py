@@ -14,7 +14,7 @@ from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_classes, option_names
 from forerun.engine.resolve import choose, default_method
-from forerun.errors import ConfigError, UnknownNameError
+from forerun.errors import ConfigError, UnknownNameError, counted
 from forerun.heads import kind_at
 from forerun.options import changes, pick
 from forerun.policies.base import USUAL_LENGTH
@@ -58,7 +58,7 @@ class Setting:
         config = self.config
         method = f"{self.method} {self.model}" if self.model else self.method
         length = config.num_speculative_tokens
-        parts = [method if length is None else f"{method}, {tokens_text(length)}"]
+        parts = [method if length is None else f"{method}, {counted(length, 'token')}"]
         if self.tree != CHAIN:
             parts.append(f"tree {self.tree}")
         if config.policy != FIXED:
@@ -225,8 +225,3 @@ def _check_names(axes: Axes) -> None:
                 f"no method of this run drafts with {model}; add --method "
                 f"{kind_at(model) or 'draft_model'}, or leave it out."
             )
-
-
-def tokens_text(count: int) -> str:
-    """`1 token` or `6 tokens`."""
-    return f"{count} token" if count == 1 else f"{count} tokens"

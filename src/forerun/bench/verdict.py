@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forerun.bench.pairs import ALL, SettingFigures, ahead, picked_fairly
 from forerun.bench.settings import COLD, DEFAULT, method_of
-from forerun.bench.summary import ALL, SettingFigures, ahead, picked_fairly
+from forerun.errors import counted
 from forerun.measure.attribution import DEFECT
 from forerun.measure.intervals import Interval
 
@@ -77,8 +78,8 @@ def verdicts(cells: Sequence[SettingFigures], peers: Sequence[str] = ()) -> list
 def defects(cells: Sequence[SettingFigures]) -> list[str]:
     """A sentence for each setting with an output that rounding does not explain."""
     return [
-        f"DEFECT: {cell.differences[DEFECT]} outputs of {cell.setting} at temperature "
-        f"{cell.temperature:g} are not plain decoding's, and rounding does not explain it"
+        f"DEFECT: {counted(cell.differences[DEFECT], 'output')} of {cell.setting} at temperature "
+        f"{cell.temperature:g} differ from plain decoding beyond what rounding explains"
         for cell in cells
         if cell.category == ALL and cell.differences[DEFECT]
     ]

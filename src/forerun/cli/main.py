@@ -117,7 +117,7 @@ COMMANDS: dict[str, Row | Group] = {
         assumed="proving {model} on held-out prompts, for about a minute",
     ),
     "roofline": Row(
-        "forerun.bench.roofline.request",
+        "forerun.bench.roofline",
         "What bounds a model's forwards on this machine.",
         example="forerun roofline -m smollm2",
         assumed="about {model}",

@@ -20,7 +20,7 @@ from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
 from forerun.cli.terminal import PlainOutput, coloured
 from forerun.core import FinishReason
-from forerun.errors import ForerunError, PromptError, UnknownNameError
+from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
 from forerun.files import MOST_BYTES, reason, size_text, write_text
 from forerun.flags import Flag, flags_of, read_value
 from forerun.measure.paired import Run
@@ -229,7 +229,7 @@ class Repl:
         self._conversation.keep(question, self._last.request.prompt, completion)
         if completion.finish_reason == FinishReason.LENGTH:
             count = len(completion.token_ids)
-            _say(f"cut after {count} tokens; --max-tokens and --max-context allow more")
+            _say(f"cut after {counted(count, 'token')}; --max-tokens and --max-context allow more")
 
     def _make_room(self, question: dict[str, Any], over: int) -> None:
         """Drop the oldest turn of a conversation that is too long.
@@ -237,8 +237,7 @@ class Repl:
         Raises:
             PromptError: for a message that is too long alone.
         """
-        tokens = "1 token" if over == 1 else f"{over} tokens"
-        text = f"the conversation is {tokens} over the context of {self._engine.max_context}"
+        text = f"the conversation is {counted(over, 'token')} over the context of {self._engine.max_context}"
         alone = self._conversation.prompt(question, alone=True)
         if len(alone.token_ids) >= self._engine.max_context:
             raise PromptError(
@@ -297,7 +296,7 @@ class Repl:
             write_text(file, content + "\n")
         except OSError as error:
             raise PromptError(f"{file} cannot be written: {reason(error)}.") from error
-        _say(f"{len(self._conversation.messages)} messages written to {file}")
+        _say(f"{counted(len(self._conversation.messages), 'message')} written to {file}")
 
 
 def _read_setting(flag: Flag, text: str) -> Any:

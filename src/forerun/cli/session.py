@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import click
-
 from forerun.cli.bars import waiting
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, counted
 from forerun.files import size_text
+from forerun.progress import say
 from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def restore(engine: Engine, file: str | None, session: Session | None) -> None:
     if session is not None:
         with waiting("reading the session"):
             engine.sessions.load(file)
-        click.echo(f"forerun: {len(session.token_ids)} tokens read from session {file}", err=True)
+        say(f"{counted(len(session.token_ids), 'token')} read from session {file}")
 
 
 def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> None:
@@ -63,8 +62,8 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
         return
     with waiting("writing the session"):
         session = engine.sessions.save(file, notes=notes)
-    what = f"{len(session.token_ids)} tokens, {size_text(session.nbytes)}"
-    click.echo(f"forerun: session written to {file}: {what}", err=True)
+    what = f"{counted(len(session.token_ids), 'token')}, {size_text(session.nbytes)}"
+    say(f"session written to {file}: {what}")
 
 
 def keep_what_there_is(engine: Engine, file: str | None) -> None:
@@ -72,4 +71,4 @@ def keep_what_there_is(engine: Engine, file: str | None) -> None:
     try:
         keep(engine, file)
     except ForerunError as error:
-        click.echo(f"forerun: no session was written: {error}", err=True)
+        say(f"no session was written: {error}")

@@ -12,7 +12,7 @@ from forerun.core import NO_HINTS, Hints, Request, Stats
 from forerun.engine.chat import ChatTemplate, Message, encode_text
 from forerun.engine.requests import Running
 from forerun.engine.text import Decoder, TextStream, Tokenizer
-from forerun.errors import ConfigError, ForerunError, PromptError, shown
+from forerun.errors import ConfigError, ForerunError, PromptError, counted, shown
 from forerun.options import check, named
 from forerun.params import SamplingParams
 from forerun.randomness import fresh_seed
@@ -171,11 +171,10 @@ class Intake:
         token_ids = self.prompts.read(prompt)
         room = self.max_context - len(token_ids)
         if room < 1:
-            over = "1 token" if room == 0 else f"{1 - room} tokens"
             raise PromptError(
                 f"the prompt has {len(token_ids)} tokens and the context {self.max_context}, one of them "
-                f"for output: {over} too many; shorten it (of a conversation, drop the oldest messages) "
-                "or raise max_context."
+                f"for output: {counted(1 - room, 'token')} too many; shorten it (of a conversation, drop the "
+                "oldest messages) or raise max_context."
             )
         check_token_ids(params, self.target.vocab_size)
         known = {} if self._decoder is None else self._decoder.special

@@ -19,7 +19,7 @@ from forerun.bench.forwards import (
     traffic_of,
     use_threads,
 )
-from forerun.bench.roofline.request import RooflineRequest
+from forerun.bench.roofline import RooflineRequest
 from forerun.bench.roofline.rows import (
     DRAFT,
     TARGET,
@@ -55,10 +55,10 @@ def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
         ConfigError: on a CPU without the compiled kernels, which measure its limits.
         ForerunError: for a model that cannot be read or run.
     """
-    placement = request.place.placement
-    target = Checkpoint.open(request.model, request.place.revision)
+    placement, model = request.model.placement, request.model.model
+    target = Checkpoint.open(model, request.model.revision)
     pair = ModelPair(target, target.run_config(placement))
-    draft = request.draft_model or KNOWN_DRAFTS.get(request.model)
+    draft = request.draft_model or KNOWN_DRAFTS.get(model)
     if draft is not None:
         pair = pair.with_draft(
             Checkpoint.open(draft), replace(placement, dtype=request.draft_dtype)
@@ -68,7 +68,7 @@ def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
             raise ConfigError(
                 f"forerun's CPU kernels, which measure the machine, are not available: {_native.REASON}."
             )
-        use_threads(request.place.threads)
+        use_threads(request.model.threads)
     capacity = min(max(request.contexts) + max(request.counts), target.summary.max_context)
     check_memory(pair.needs(1, capacity), pair.run.device)
     return target.load(pair.run), pair.load_draft() if pair.draft else None

@@ -9,7 +9,6 @@ from typing import Any
 
 from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.shapes import ModelShape
-from forerun.costs.table import CostTable
 
 FREE_UP_TO = 1.2
 """Checking is as good as free while it takes at most this many times a plain forward: a round that checks
@@ -183,20 +182,12 @@ class Roofline:
             for context, rows in self.of(TARGET).items()
         ]
 
-    def costs(self, role: str) -> CostTable | None:
-        """Seconds of forwards; None without rows."""
-        seconds = [
-            (row.n, 1, row.context, self.seconds(row)) for row in self.rows if row.role == role
-        ]
-        return CostTable.from_rows(seconds) if seconds else None
-
     def seconds(self, row: Forward) -> float:
         """Seconds of a forward: one token's seconds times the paired ratio."""
         return self.of(row.role)[row.context][0].seconds * row.ratio
 
     def as_facts(self) -> dict[str, Any]:
         """Everything but the rows, ready for JSON."""
-        tables = {role: self.costs(role) for role in (TARGET, DRAFT)}
         return {
             "machine": self.hardware,
             "limits": {
@@ -208,5 +199,4 @@ class Roofline:
             **self.facts,
             "free": self.free,
             "draft_seconds_in_round": self.draft_in_round,
-            "costs": {role: table and table.rows for role, table in tables.items()},
         }
