@@ -16,7 +16,6 @@ from forerun.core import NO_HINTS, Hints, View
 from forerun.drafters.automaton import SuffixAutomaton
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
@@ -27,12 +26,10 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.token_recycling import TokenRecyclingDrafter
 from forerun.engine.config import DraftSampling
 from forerun.engine.engine import Engine
-from forerun.heads.dspark import DSparkConfig, DSparkHead
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.heads.medusa import MedusaConfig, MedusaHead
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel, TreeDrafter
-from tests.helpers import dspark_heads
 from tests.helpers.eagle_heads import Made, published
 from tests.helpers.layered import LayeredToyModel
 from tests.helpers.medusa_heads import random_tensors
@@ -77,18 +74,7 @@ PREDICTED = Hints(
 )
 
 
-def _dspark(target: LayeredToyModel, least_confidence: float = 0.0) -> DSparkDrafter:
-    """With a random head over all but a few of the target's tokens."""
-    size = target.vocab_size
-    made = dspark_heads.Made(
-        size, size, size * 3 // 4, heads=1, kv_heads=1, head_dim=6, inner=9, layers=1, mask=1
-    )
-    config, tensors = dspark_heads.published(made, "deepspec")
-    head = DSparkHead(target, DSparkConfig.read(config, "head"), tensors, "head")
-    return DSparkDrafter(head, size, ROWS, target.max_context, least_confidence=least_confidence)
-
-
-def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Drafter:
+def _eagle3(target: LayeredToyModel, least: float = 0.0) -> Eagle3Drafter:
     """With a random head over all but a few of the target's tokens."""
     size = target.vocab_size
     made = Made(
@@ -103,13 +89,10 @@ def _eagle3(target: LayeredToyModel, least_confidence: float = 0.0) -> Eagle3Dra
         ids=(1, 2, 3),
     )
     config, tensors = published(made, "vllm")
-    return Eagle3Drafter(
-        Eagle3Head(target, Eagle3Config.read(config, "head"), tensors, "head"),
-        size,
-        ROWS,
-        target.max_context,
-        least_confidence=least_confidence,
-    )
+    head = Eagle3Head(target, Eagle3Config.read(config, "head"), tensors, "head")
+    drafter = Eagle3Drafter(head, size, ROWS, target.max_context)
+    drafter.least = least
+    return drafter
 
 
 def _medusa(target: LayeredToyModel) -> MedusaDrafter:
@@ -166,29 +149,6 @@ DRAFTERS = [
         ),
         ("auto", "token", "coupled"),
         config=TREE,
-    ),
-    DrafterCase(
-        "dspark",
-        lambda target, _: _dspark(target),
-        ("auto", "token", "block", "traversal", "coupled"),
-    ),
-    DrafterCase(
-        "dspark-confident",
-        lambda target, _: _dspark(target, 0.5),
-        ("auto",),
-    ),
-    DrafterCase(
-        "dspark-tree",
-        lambda target, _: _dspark(target),
-        ("auto", "token", "traversal", "coupled"),
-        config=TREE,
-    ),
-    DrafterCase(
-        "dspark-shape-greedy",
-        lambda target, _: _dspark(target),
-        ("auto", "token", "coupled"),
-        draft_sample_method="greedy",
-        config=SHAPE,
     ),
     DrafterCase(
         "eagle3",

@@ -64,7 +64,7 @@ def test_check_has_a_row_for_each_test(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_device_that_is_none_refuses_what_a_gpu_refuses(tmp_path: Path) -> None:
     """A few of the tests; all of them pass so, in minutes."""
-    chosen = "greedy and (seeded-gpt2 or each_method and (eagle3 or ngram or dspark-tree))"
+    chosen = "greedy and (seeded-gpt2 or each_method and (eagle3 or ngram or medusa-tree))"
     rows = run("check", tmp_path, 120, "--device", "pretend", "--select", chosen)
     assert of_kind(rows, "summary")[0]["passed"] >= 5
 

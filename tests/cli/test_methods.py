@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters import DRAFTERS
-from tests.helpers import dspark_heads, eagle_heads, medusa_heads
+from tests.helpers import eagle_heads, medusa_heads
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused
 
@@ -22,9 +22,6 @@ NEEDS = {"layer_skip": ("--exit-layer", "1")}
 SIZES: dict[str, Any] = {"hidden": 16, "target_hidden": 16, "vocab": 300}
 # Random heads for the target, by the method that drafts with them.
 HEADS: dict[str, Callable[[Path], Path]] = {
-    "dspark": lambda folder: dspark_heads.write(
-        folder, dspark_heads.Made(hidden=16, vocab=300, draft_vocab=200, ids=(0, 1, 2))
-    ),
     "eagle3": lambda folder: eagle_heads.write(
         folder, eagle_heads.Made(**SIZES, draft_vocab=200, ids=(0, 1, 2)), "vllm"
     ),

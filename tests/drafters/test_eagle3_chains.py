@@ -49,8 +49,9 @@ class Twins(Eagle3Drafter):
 
     def __init__(self, head: Eagle3Head, on: CausalLM, least: float = 0.0) -> None:
         rest = (on.vocab_size, 3, on.max_context)
-        super().__init__(head, *rest, least_confidence=least)
-        self.stepping = Stepping(head, *rest, least_confidence=least)
+        super().__init__(head, *rest)
+        self.stepping = Stepping(head, *rest)
+        self.least = self.stepping.least = least
         self.compared: list[int] = []
         self.calls: list[int] = []
         draft_chains = head.draft_chains

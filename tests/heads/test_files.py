@@ -113,7 +113,6 @@ def test_tensors_are_matched_with_a_layout(tmp_path: Path) -> None:
 def test_heads_are_recognized_by_their_configs(tmp_path: Path) -> None:
     for kind, names in {
         "eagle3": ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"],
-        "dspark": ["Qwen3DSparkModel", "DSparkDraftModel"],
         "medusa": ["MedusaModel"],
     }.items():
         assert [kind_of({"architectures": [name]}) for name in names] == [kind] * len(names)

@@ -11,7 +11,6 @@ from forerun.training.drafter_run import DrafterRun
 from forerun.training.settings import (
     DrafterSettings,
     DraftSettings,
-    DSparkSettings,
     Eagle3Settings,
     HeadSettings,
     MedusaSettings,
@@ -21,13 +20,11 @@ from tests.helpers.toy_chat import toy_tokenizer
 
 SETTINGS: dict[str, type[Any]] = {
     "draft": DraftSettings,
-    "dspark": DSparkSettings,
     "eagle3": Eagle3Settings,
     "medusa": MedusaSettings,
 }
 OWN: dict[str, dict[str, Any]] = {
     "draft": {"layers": 1, "steps": 3},
-    "dspark": {"layers": 1, "block_size": 3, "markov_rank": 4, "density": 1.0},
     "eagle3": {"steps": 3, "density": 1.0},
     "medusa": {"heads": 3, "density": 1.0},
 }

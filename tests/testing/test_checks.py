@@ -87,7 +87,7 @@ def test_a_third_partys_drafter_is_proven() -> None:
 
 # Cases that take seconds. Both kinds of draft are among the others; views of the target are enumerated
 # with layers left out.
-SLOW = {"cascade", "dspark", "eagle3", "layer_skip", "medusa", "self_sparse"}
+SLOW = {"cascade", "eagle3", "layer_skip", "medusa", "self_sparse"}
 
 
 @pytest.mark.parametrize(

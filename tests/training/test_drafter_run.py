@@ -24,7 +24,7 @@ from tests.helpers.covering import covering
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB
 
-KINDS = ("draft", "dspark", "eagle3", "medusa")
+KINDS = ("draft", "eagle3", "medusa")
 Losses = list[tuple[int, float]]
 
 
@@ -68,18 +68,18 @@ def test_any_model_gets_a_drafter(
 
 
 def test_what_is_written(targets: dict[str, str], data: str, tmp_path: Path) -> None:
-    run = run_of("dspark", targets["llama"], data, tmp_path / "head")
+    run = run_of("eagle3", targets["llama"], data, tmp_path / "head")
     report = run.run()
     files = HeadFiles.open(tmp_path / "head")
-    assert files.kind == "dspark"
-    assert all(t.dtype in (torch.bfloat16, torch.int64) for t in files.tensors.values())
+    assert files.kind == "eagle3"
+    assert all(t.dtype in (torch.bfloat16, torch.int64, torch.bool) for t in files.tensors.values())
     own = files.own
     assert own["format_version"] == 1
     assert own["target"]["vocab_size"] == VOCAB
     assert len(own["target"]["chat_template"]) == 64
-    assert own["recipe"]["method"] == "dspark"
+    assert own["recipe"]["method"] == "eagle3"
     assert own["recipe"]["settings"]["draft_vocab_size"] == 40
-    assert own["recipe"]["head"]["markov_rank"] == 4
+    assert own["recipe"]["head"]["steps"] == 3
     assert own["report"]["lengths"] == report.best.lengths
     assert own["report"]["tokens"] == report.best.progress.tokens
     # One of each category and temperature is held out.
@@ -186,7 +186,7 @@ def test_without_a_state_a_run_begins_anew(
 
 def test_micro_batches_make_one_step(targets: dict[str, str], data: str, tmp_path: Path) -> None:
     """Three of them, by the loss of all their tokens."""
-    run = run_of("dspark", targets["llama"], data, tmp_path, micro_batches=3, tokens=1)
+    run = run_of("eagle3", targets["llama"], data, tmp_path, micro_batches=3, tokens=1)
     parts = [run.head.objective(run.stream.batch(number)) for number in range(3)]
     total, weight = sum(float(p.total.detach()) for p in parts), sum(p.weight for p in parts)
     point = run.run().best
@@ -245,7 +245,7 @@ def test_what_belongs_to_another_recipe_is_refused(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     others: list[Callable[[], DrafterRun]] = [
         lambda: run_of("medusa", first, data, tmp_path, seed=1),
-        lambda: run_of("medusa", first, data, tmp_path, own={"heads": 2}),
+        lambda: run_of("medusa", first, data, tmp_path, own={"heads": 4}),
         lambda: run_of("eagle3", first, data, tmp_path),
         lambda: run_of("medusa", targets["gpt2"], data, tmp_path),
     ]
@@ -273,16 +273,16 @@ def test_broken_states_are_refused(targets: dict[str, str], data: str, tmp_path:
 def test_training_begins_with_the_weights_of_a_head(
     targets: dict[str, str], data: str, tmp_path: Path
 ) -> None:
-    run = run_of("dspark", targets["llama"], data, tmp_path / "first")
+    run = run_of("medusa", targets["llama"], data, tmp_path / "first")
     run.run()
     earlier = str(tmp_path / "first")
-    later = run_of("dspark", targets["llama"], data, tmp_path / "next", begin_with=earlier)
+    later = run_of("medusa", targets["llama"], data, tmp_path / "next", begin_with=earlier)
     stored = HeadFiles.open(earlier).tensors
     for name, tensor in later.head.module.state_dict().items():
         assert torch.equal(tensor, stored[name].float())
     assert torch.equal(later.ids, run.ids)
     other = run_of(
-        *("dspark", targets["llama"], data, tmp_path / "fewer"),
+        *("medusa", targets["llama"], data, tmp_path / "fewer"),
         begin_with=earlier,
         draft_vocab_size=20,
     )
@@ -292,12 +292,12 @@ def test_training_begins_with_the_weights_of_a_head(
     assert "it can draft 40 tokens" in (tmp_path / "fewer" / "README.md").read_text()
     with pytest.raises(TrainingError, match="is of another shape"):
         run_of(
-            *("dspark", targets["llama"], data, tmp_path / "other"),
+            *("medusa", targets["llama"], data, tmp_path / "other"),
             begin_with=earlier,
-            own={"markov_rank": 8},
+            own={"heads": 4},
         )
-    with pytest.raises(UnsupportedModelError, match="is a head of method 'dspark'"):
-        run_of("medusa", targets["llama"], data, tmp_path / "other", begin_with=earlier)
+    with pytest.raises(UnsupportedModelError, match="is a head of method 'medusa'"):
+        run_of("eagle3", targets["llama"], data, tmp_path / "other", begin_with=earlier)
     assert not (tmp_path / "other").exists()
 
 
@@ -325,4 +325,4 @@ def test_a_target_whose_output_head_cannot_be_borrowed(
 ) -> None:
     """It caps its logits."""
     with pytest.raises(ForerunError, match="more than a product with a matrix"):
-        run_of("dspark", targets["gemma2"], data, tmp_path)
+        run_of("eagle3", targets["gemma2"], data, tmp_path)

@@ -16,7 +16,7 @@ from forerun.training.objective import RANKS
 from forerun.training.untrained import take_weights
 from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
 
-KINDS = ("dspark", "eagle3", "medusa")
+KINDS = ("eagle3", "medusa")
 
 
 @pytest.fixture(scope="module")

@@ -56,12 +56,12 @@ def objective(name: str, spread: float = 0.0) -> MedusaObjective:
     teacher = Teacher(target(), (target().num_layers,), ids)
     rows = borrowed_rows(target(), ids)
     assert rows is not None
-    module = MedusaModule(config)
+    module = MedusaModule(config, rows)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.get_submodule("blocks").parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=spread)
-    return MedusaObjective(module, teacher, rows, density=1.0)
+    return MedusaObjective(module, teacher, density=1.0)
 
 
 def states(conversation: Example) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,6 @@ TRAIN = {
         )
         for kind, request, about in (
             ("draft", "DraftModelRequest", "Train a draft model: a small one, distilled."),
-            ("dspark", "DSparkRequest", "Train a DSpark head: a block a pass."),
             ("eagle3", "Eagle3Request", "Train an EAGLE-3 head: a token a pass."),
             ("medusa", "MedusaRequest", "Train Medusa's heads: all tokens from one state."),
         )

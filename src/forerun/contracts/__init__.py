@@ -32,7 +32,6 @@ from forerun.contracts.modules import (
     HeadParts,
     Layer,
     LayerShape,
-    Linear,
     Module,
     Modules,
     builds_modules,

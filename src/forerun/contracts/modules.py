@@ -93,26 +93,16 @@ class Attention(KeepsText, Protocol):
 
 
 class Layer(KeepsText, Protocol):
-    """A decoder layer, see `LayerShape`. Only rows, positions and trees of a batch are used.
-
-    Both methods raise CacheError for a batch that contradicts the cache, or a full row.
-    """
+    """A decoder layer, see `LayerShape`. Only rows, positions and trees of a batch are used."""
 
     def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: Any) -> Tensor:
         """Run the tokens of a batch and append their keys and values.
 
         Each of `inputs` is [B, n, size], the result [B, n, hidden_size].
+
+        Raises:
+            CacheError: for a batch that contradicts the cache, or a full row.
         """
-
-    def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
-        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]."""
-
-
-class Linear(Module, Protocol):
-    """A product with a matrix."""
-
-    def add(self, hidden: Tensor, out: Tensor) -> None:
-        """Add the product with `hidden` [..., cols] to `out` [..., rows], in place."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +125,10 @@ class HeadParts:
     """
 
     state_norms: Sequence[Module]
-    fuse: Linear
+    fuse: Module
     layers: Sequence[Layer]
     norm: Module | None
-    output: Linear
+    output: Module
     token_ids: Sequence[int]
     embedding: Tensor | None
     vocab_size: int
@@ -180,7 +170,7 @@ class Modules(Protocol):
         bias: Tensor | None = None,
         norm: Tensor | None = None,
         eps: float = 1e-6,
-    ) -> Linear:
+    ) -> Module:
         """A linear map from [..., cols] to [..., rows], with `weight` [rows, cols] and `bias` [rows].
 
         With `norm` [cols], the weights of a norm, the input is normed first.

@@ -10,7 +10,6 @@ from typing import Any
 
 from forerun.drafters.cascade import CascadeDrafter
 from forerun.drafters.draft_model import DraftModelDrafter
-from forerun.drafters.dspark import DSparkDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.drafters.layer_skip import LayerSkipDrafter
 from forerun.drafters.medusa import MedusaDrafter
@@ -28,7 +27,6 @@ DRAFTERS = Registry(
     {
         "cascade": CascadeDrafter,
         "draft_model": DraftModelDrafter,
-        "dspark": DSparkDrafter,
         "eagle3": Eagle3Drafter,
         "layer_skip": LayerSkipDrafter,
         "medusa": MedusaDrafter,

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from pydantic import Field
-
 from forerun.contracts import Cache, CausalLM, Drafter, DrafterSetup
 from forerun.core import (
     MOST_NODES,
@@ -24,7 +22,7 @@ from forerun.core import (
     Verdict,
 )
 from forerun.errors import ConfigError
-from forerun.options import NoOptions, options
+from forerun.options import NoOptions
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Approximate cost of drafting and checking a further token, in plain rounds.
-LEAST_CONFIDENCE = 0.1
 # Columns of a block: the likeliest tokens are in the blocks with the largest maxima. Ten times faster over
 # 150,000 columns, and no gain over few.
 _BLOCK, _LEAST_BLOCKS = 64, 128
@@ -224,19 +220,6 @@ class LookupDrafter(BaseDrafter):
         """Draft for a request whose plan has at least one token."""
 
 
-@options
-class HeadOptions:
-    """Options for the end of a trained head's chains."""
-
-    least_confidence: float = Field(
-        default=LEAST_CONFIDENCE,
-        ge=0.0,
-        le=1.0,
-        description="End a chain where the head expects its tokens to be all accepted with less than this "
-        "probability; 0 drafts all tokens that are planned.",
-    )
-
-
 class HeadDrafter(BaseDrafter):
     """Drafts chains and trees with a trained head, from the target's hidden states.
 
@@ -250,12 +233,10 @@ class HeadDrafter(BaseDrafter):
         capacity: tokens per row, drafted ones included.
         tree_slots: slots per row for the nodes of trees.
         acceptance: acceptance by depth and rank, measured when the head was trained.
-        least_confidence: see `HeadOptions`.
     """
 
     drawings = frozenset(Drawing)
     takes_trees = True
-    options: type[Any] = HeadOptions
     features: Features
     head_class: str
     """Name of the head's class in its module of `forerun.heads`, which is called like `head`."""
@@ -268,11 +249,10 @@ class HeadDrafter(BaseDrafter):
         capacity: int,
         tree_slots: int = MOST_NODES,
         acceptance: tuple[tuple[float, ...], ...] | None = None,
-        least_confidence: float = 0.0,
     ) -> None:
         from forerun.heads.features import Features
 
-        self.module, self._least = head, least_confidence
+        self.module = head
         self.rows, self.capacity, self.vocab_size = rows, capacity, vocab_size
         self.hidden_layers, self.acceptance = head.hidden_layers, acceptance
         self.cache = head.new_cache(rows, capacity + tree_slots)
@@ -289,7 +269,6 @@ class HeadDrafter(BaseDrafter):
             setup.capacity,
             setup.tree_slots,
             setup.head.acceptance_by_rank,
-            setup.read(HeadOptions).least_confidence,
         )
 
     @abstractmethod

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from forerun.contracts import ChainRequest
+from pydantic import Field
+
+from forerun.contracts import ChainRequest, DrafterSetup
 from forerun.core import Draft, Plan, Request, Tree
 from forerun.drafters.base import HeadDrafter, fits_one_call
+from forerun.options import options
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
@@ -45,6 +48,19 @@ class _Run:
         return torch.cat(self.carried)[[node + 1 for node in nodes]]
 
 
+@options
+class Eagle3Options:
+    """Options for the end of a head's chains."""
+
+    least_confidence: float = Field(
+        default=0.1,  # Approximate cost of drafting and checking a further token, in plain rounds.
+        ge=0.0,
+        le=1.0,
+        description="End a chain where the head expects its tokens to be all accepted with less than this "
+        "probability; 0 drafts all tokens that are planned.",
+    )
+
+
 class Eagle3Drafter(HeadDrafter):
     """Drafts chains and trees with an EAGLE head (arXiv 2503.01840; EAGLE-1 and -2 too).
 
@@ -57,7 +73,16 @@ class Eagle3Drafter(HeadDrafter):
     name = "eagle3"
     head: str | None = "eagle3"
     head_class = "Eagle3Head"
+    options = Eagle3Options
     module: Eagle3Head
+    least = 0.0
+    """Probability of a whole chain below which it ends; see `Eagle3Options`."""
+
+    @classmethod
+    def build(cls, setup: DrafterSetup) -> Self:
+        made = super().build(setup)
+        made.least = setup.read(Eagle3Options).least_confidence
+        return made
 
     def longest(self, request: Request) -> int:
         return self.capacity - len(request)
@@ -80,7 +105,7 @@ class Eagle3Drafter(HeadDrafter):
                 plan.num_tokens,
                 plan.drawing,
                 request,
-                least=0.0 if plan.whole else self._least,
+                least=0.0 if plan.whole else self.least,
             )
             for request, plan, some in zip(requests, plans, states, strict=True)
         ]
@@ -102,9 +127,9 @@ class Eagle3Drafter(HeadDrafter):
 
         runs, logits = self._catch_up(growths, missing)
         while True:
-            if self._least:
+            if self.least:
                 shares = top_shares(logits)
-                grows, nodes = likely((run.growth for run in runs), shares, self._least)
+                grows, nodes = likely((run.growth for run in runs), shares, self.least)
                 runs, logits = list(compress(runs, grows)), logits if all(nodes) else logits[nodes]
                 if not runs:
                     return

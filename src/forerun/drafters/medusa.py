@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from forerun.core import Request
 from forerun.drafters.base import HeadDrafter
-from forerun.options import NoOptions
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ class MedusaDrafter(HeadDrafter):
     name = "medusa"
     head: str | None = "medusa"
     head_class = "MedusaHead"
-    options = NoOptions
     module: MedusaHead
 
     def longest(self, request: Request) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
-from forerun.drafters.base import HeadOptions
 from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_classes, option_names
 from forerun.engine.model_options import DEFAULT_MODEL
@@ -72,7 +71,7 @@ def _flags(default: SpeculativeConfig, inner: Part) -> list[Flag]:
 def _own_flags() -> Iterator[Flag]:
     """Options of methods and policies; those that several methods share come first."""
     met = set[str]()
-    for section, kind in [(SECTION, CorpusOptions), (SECTION, HeadOptions), *OWN_SECTIONS.items()]:
+    for section, kind in [(SECTION, CorpusOptions), *OWN_SECTIONS.items()]:
         for flag in flags_of(kind):
             if flag.name not in met:
                 met.add(flag.name)

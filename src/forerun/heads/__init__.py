@@ -46,10 +46,6 @@ class HeadKind:
 
 
 HEADS = {
-    "dspark": HeadKind(
-        re.compile("(Qwen3|Gemma4)DSparkModel|DSparkDraftModel|DSparkSpeculator|DFlashDraftModel"),
-        frozenset({"dspark", "dflash"}),
-    ),
     "eagle3": HeadKind(
         re.compile(
             "LlamaForCausalLMEagle3?|Eagle3?(Llama|Qwen3)ForCausalLM|Eagle3LlamaForCausalLM"

@@ -41,7 +41,7 @@ _UNCHANGED: Mapping[str, tuple[Any, ...]] = {
     "use_mtp_layernorm": (False,),
     "parallel_draft_step": (1,),
 }
-_NESTED = ("rope_parameters", "rope_scaling", "eagle_config", "dflash_config")
+_NESTED = ("rope_parameters", "rope_scaling", "eagle_config")
 
 
 def refuse_other_forwards(config: Mapping[str, Any], where: str) -> None:

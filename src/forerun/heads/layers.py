@@ -13,7 +13,6 @@ from forerun.contracts import (
     CausalLM,
     Layer,
     LayerShape,
-    Linear,
     Module,
     Modules,
 )
@@ -28,8 +27,6 @@ from forerun.sampling import DraftVocabulary
 _COLUMNS = 64
 # Most that logits may differ from those of rows, in their spreads, for tied rows and for a single product.
 _TIED, _PRODUCT = 0.05, 0.1
-# Matrices with a row for each token that can be drafted.
-_BY_TOKEN = ("lm_head.weight", "markov_head.markov_w2.weight")
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by published name."""
@@ -183,7 +180,8 @@ def ascending(
     if "d2t" not in tensors:
         return None, tensors
     ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()
-    return ids, {**tensors, **{key: tensors[key][order] for key in _BY_TOKEN if key in tensors}}
+    own = {key: tensors[key][order] for key in ("lm_head.weight",) if key in tensors}
+    return ids, {**tensors, **own}
 
 
 class OutputRows:
@@ -216,7 +214,7 @@ class OutputRows:
         weight = own
         if weight is None and ids is not None:
             weight = borrowed_rows(target, ids)
-        self.linear: Linear | None = None
+        self.linear: Module | None = None
         self._norm: Module | None = None
         if weight is not None:
             self.linear = modules.linear(weight, norm=norm, eps=eps)

@@ -107,7 +107,7 @@ class TorchModules:
 
 @dataclass(frozen=True)
 class TorchLinear:
-    """A linear map on torch; implements `forerun.contracts.Linear`."""
+    """A linear map on torch; implements `forerun.contracts.Module`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -116,9 +116,6 @@ class TorchLinear:
     def __call__(self, hidden: Tensor) -> Tensor:
         hidden = hidden if self.norm is None else self.norm(hidden)
         return functional.linear(hidden, self.weight, self.bias)
-
-    def add(self, hidden: Tensor, out: Tensor) -> None:
-        out += self(hidden)
 
 
 class ComposedLayer:
@@ -150,9 +147,6 @@ class ComposedLayer:
         residual = normed[-1] if self._normed_residual else inputs[-1]
         hidden = residual + self._attention(torch.cat(normed, dim=-1), batch, cache)
         return hidden + self._down(self._gate(self._gate_up(self._mlp_norm(hidden))))
-
-    def append(self, hidden: Tensor, batch: Batch, cache: Any) -> None:
-        self._attention(hidden, batch, cache)
 
 
 class TorchAttention:

@@ -53,7 +53,7 @@ class TextObjective(Objective):
         )
         rows, *_ = following.there.nonzero(as_tuple=True)
         predicting = states[rows, following.tokens[following.there] - 1]
-        return Drafts(following, [(predicting.bfloat16(), matrix.bfloat16())])
+        return Drafts(following, predicting.bfloat16(), matrix.bfloat16())
 
 
 def spread(num_layers: int, count: int) -> list[int]:

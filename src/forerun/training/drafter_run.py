@@ -28,7 +28,6 @@ from forerun.training.conversations import (
     read_conversations,
 )
 from forerun.training.draft import draft_model
-from forerun.training.dspark import dspark
 from forerun.training.eagle3 import eagle3
 from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
@@ -43,7 +42,6 @@ from forerun.training.untrained import (
 
 RECIPES: Mapping[str, Callable[[CausalLM, Tensor, Any, Checkpoint], Untrained]] = {
     "draft": draft_model,
-    "dspark": dspark,
     "eagle3": eagle3,
     "medusa": medusa,
 }

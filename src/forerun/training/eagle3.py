@@ -12,24 +12,33 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.contracts import CausalLM
 from forerun.heads.eagle3 import LAYER_IDS, Eagle3Config, default_layers
+from forerun.models.architecture import ACTIVATIONS
 from forerun.models.checkpoint import Checkpoint
+from forerun.models.rope import frequencies, rotate
 from forerun.training.objective import Drafts, Objective, at
 from forerun.training.settings import Eagle3Settings
 from forerun.training.target import Lesson, Teacher
 from forerun.training.untrained import (
-    PublishedModule,
+    NamedModule,
     Untrained,
     draft_offsets,
     layer_config,
     output_rows,
 )
 
+# Standard deviation of randomly initialized matrices.
+_DEVIATION = 0.02
+_ATTENTION, _MLP = "layers.0.self_attn", "layers.0.mlp"
 
-class Eagle3Module(PublishedModule):
+
+class Eagle3Module(NamedModule):
     """An EAGLE-3 head in training.
+
+    Norms are initialized as ones, matrices at random.
 
     Args:
         config: config of the head, of one layer and without flags.
@@ -38,9 +47,16 @@ class Eagle3Module(PublishedModule):
     """
 
     def __init__(self, config: Eagle3Config, lm_head: Tensor) -> None:
-        shapes = {name: shape for name, shape in config.shapes().items() if name != "d2t"}
-        super().__init__(config.layers, shapes, {"lm_head.weight": lm_head})
-        self.config = config
+        shapes = {name: size for name, size in config.shapes().items() if name != "d2t"}
+        initial = {
+            name: torch.ones(size) if len(size) == 1 else torch.randn(size) * _DEVIATION
+            for name, size in shapes.items()
+        }
+        super().__init__({**initial, "lm_head.weight": lm_head})
+        self.get_parameter("lm_head.weight").requires_grad_(False)
+        self.config, self.shape = config, config.layers
+        self._activation = ACTIVATIONS[self.shape.activation]
+        self._inverse, self._rotary_scale = frequencies(self.shape)
         if config.target_hidden_size == config.layers.hidden_size:
             with torch.no_grad():
                 # At first the residual is the highest state, which the output head reads best.
@@ -64,7 +80,7 @@ class Eagle3Module(PublishedModule):
         fused = self.linear(states, "fc")[:, :-1]
         context = self._joined(embeddings[:, 1:], fused)
         slots = torch.arange(context.shape[1], device=anchors.device)
-        keys, values = self.heads(context, "kv", slots[None])
+        keys, values = self._heads(context, "kv", slots[None])
         unseen = keys.new_zeros(anchors.shape[0], 1, anchors.shape[1], len(slots))
         unseen = unseen.masked_fill(slots > anchors[:, None, :, None], -torch.inf)
         # A draft sees only its own drafted tokens. The keys of its first step are among the text's.
@@ -75,17 +91,49 @@ class Eagle3Module(PublishedModule):
             positions = anchors + step
             following = at(embeddings, (positions + 1).clamp(max=last))
             joined = self._joined(following, hidden)
-            query, key, value = self.heads(joined, "qkv", positions)
+            query, key, value = self._heads(joined, "qkv", positions)
             if step:
                 drafted.append((key, value))
-            hidden = self.rest(hidden, attend_drafts(query, keys, values, unseen, drafted))
-            outputs.append(self.normed(hidden, "norm"))
+            hidden = self._rest(hidden, attend_drafts(query, keys, values, unseen, drafted))
+            outputs.append(self._normed(hidden, "norm"))
         return torch.stack(outputs, dim=2)
 
     def _joined(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         """Input of the attention."""
-        own = self.normed(hidden, "layers.0.hidden_norm")
-        return torch.cat((self.normed(embeddings, "layers.0.input_layernorm"), own), dim=-1)
+        own = self._normed(hidden, "layers.0.hidden_norm")
+        return torch.cat((self._normed(embeddings, "layers.0.input_layernorm"), own), dim=-1)
+
+    def _normed(self, hidden: Tensor, name: str) -> Tensor:
+        weight = self.weight(name).to(hidden.dtype)
+        return functional.rms_norm(hidden, weight.shape, weight, self.shape.norm_eps)
+
+    def _heads(self, hidden: Tensor, names: str, positions: Tensor) -> list[Tensor]:
+        """Queries, keys or values, [B, heads, n, head_dim]; queries and keys are rotated.
+
+        Args:
+            hidden: hidden states, [B, n, width].
+            names: letters of `qkv`.
+            positions: positions of the tokens, [B, n] or [1, n].
+        """
+        angles = positions[..., None].float() * self._inverse.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        made = []
+        for name in names:
+            flat = self.linear(hidden, f"{_ATTENTION}.{name}_proj")
+            vectors = flat.view(*flat.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
+            if name != "v":
+                scale, dtype = self._rotary_scale, vectors.dtype
+                cos, sin = ((part * scale).to(dtype) for part in (angles.cos(), angles.sin()))
+                vectors = rotate(vectors, (cos, sin, False))
+            made.append(vectors)
+        return made
+
+    def _rest(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """Output of the layer from its residual [B, n, hidden_size] and the attention heads' output."""
+        hidden = residual + self.linear(mixed, f"{_ATTENTION}.o_proj")
+        normed = self._normed(hidden, "layers.0.post_attention_layernorm")
+        gate, up = (self.linear(normed, f"{_MLP}.{name}_proj") for name in ("gate", "up"))
+        return hidden + self.linear(self._activation(gate) * up, f"{_MLP}.down_proj")
 
 
 def attend_drafts(
@@ -135,7 +183,7 @@ class Eagle3Objective(Objective):
         with torch.autocast(embeddings.device.type, torch.bfloat16):
             outputs = self.module(states, embeddings, following.anchors, self.steps)
         matrix = self.module.get_parameter("lm_head.weight").bfloat16()
-        return Drafts(following, [(outputs[following.there].bfloat16(), matrix)])
+        return Drafts(following, outputs[following.there].bfloat16(), matrix)
 
 
 def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Checkpoint) -> Untrained:
@@ -164,8 +212,6 @@ def eagle3(target: CausalLM, ids: Tensor, own: Eagle3Settings, checkpoint: Check
 def vocabulary_of(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """Tensors d2t and t2d, a mask of the target's tokens that can be drafted; nothing if they are all."""
     offsets = draft_offsets(ids, vocab_size)
-    if not offsets:
-        return {}
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[ids] = True
-    return {**offsets, "t2d": mask}
+    return {**offsets, "t2d": mask} if offsets else {}

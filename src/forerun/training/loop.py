@@ -90,7 +90,7 @@ def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        outside = ("embed", "lm_head", "markov", "confidence")
+        outside = ("embed", "lm_head")
         inside = parameter.ndim == 2 and not any(part in name for part in outside)
         (matrices if inside else others).append(parameter)
     optimizers: list[torch.optim.Optimizer] = []

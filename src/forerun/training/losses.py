@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +25,8 @@ SAMPLED = 256
 
 
 def rejection_loss(
-    factors: Sequence[tuple[Tensor, Tensor]],
+    states: Tensor,
+    matrix: Tensor,
     target_probs: Tensor,
     index: Tensor,
     weights: Tensor,
@@ -33,11 +34,11 @@ def rejection_loss(
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of rejection probabilities of drafted tokens, mixed with a share of KL.
 
-    The draft's logits are the sum of `states @ matrix.T` over the factors. Logits and their gradient are
-    computed chunk by chunk and never held for all rows, so memory does not grow with the vocabulary.
+    The draft's logits are `states @ matrix.T`. They and their gradient are computed chunk by chunk and never
+    held for all rows, so memory does not grow with the vocabulary.
 
     Args:
-        factors: pairs of states [N, h] and matrix [V, h], at least one.
+        states, matrix: states [N, h] and matrix [V, h].
         target_probs: rows of the target's probabilities over the draft's vocabulary, [R, V]; probability
             outside the vocabulary is missing from their sums.
         index: index of the row of `target_probs` for each state, [N].
@@ -48,15 +49,12 @@ def rejection_loss(
     Returns:
         The weighted sum, and the acceptance probabilities Σ min(target, draft) [N], without gradient.
     """
-    flat = [tensor for pair in factors for tensor in pair]
-    total, accepted = _RejectionLoss.apply(target_probs, index, weights, kl_share, *flat)  # type: ignore[no-untyped-call]
+    total, accepted = _RejectionLoss.apply(states, matrix, target_probs, index, weights, kl_share)  # type: ignore[no-untyped-call]
     return total, accepted
 
 
 @torch.no_grad()
-def kl_share(
-    factors: Sequence[tuple[Tensor, Tensor]], target_probs: Tensor, index: Tensor
-) -> float:
+def kl_share(states: Tensor, matrix: Tensor, target_probs: Tensor, index: Tensor) -> float:
     """Share of KL in the loss of a batch, exp(-3 α), with the acceptance α estimated from some rows.
 
     The share is larger, the lower the acceptance (as in the speculators library's lk_hybrid).
@@ -64,11 +62,9 @@ def kl_share(
     if not len(index):
         return 1.0
     few = slice(None, None, max(1, len(index) // SAMPLED))
-    thinned = [(states[few], matrix) for states, matrix in factors]
     rows = index[few]
-    _, accepted = rejection_loss(
-        thinned, target_probs, rows, torch.ones_like(rows, dtype=torch.float), 0.0
-    )
+    ones = torch.ones_like(rows, dtype=torch.float)
+    _, accepted = rejection_loss(states[few], matrix, target_probs, rows, ones, 0.0)
     return math.exp(-3 * float(accepted.mean()))
 
 
@@ -78,70 +74,52 @@ class _RejectionLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        states: Tensor,
+        matrix: Tensor,
         target_probs: Tensor,
         index: Tensor,
         weights: Tensor,
         kl_share: float,
-        *flat: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        needed = ctx.needs_input_grad[4:]
-        grads = [
-            torch.zeros_like(tensor, dtype=torch.float32 if place % 2 else tensor.dtype)
-            if wanted
-            else None
-            for place, (tensor, wanted) in enumerate(zip(flat, needed, strict=True))
-        ]
-        rows = compiled(_rows, len(flat[1]))
-        device = index.device
+        of_states = torch.zeros_like(states) if ctx.needs_input_grad[0] else None
+        of_matrix = (
+            torch.zeros_like(matrix, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        )
+        rows, device = compiled(_rows, len(matrix)), index.device
         share = torch.tensor(float(kl_share), device=device)
         accepted = torch.empty(len(index), device=device)
         total = torch.zeros((), device=device)
         for start in range(0, len(index), CHUNK):
             part = slice(start, start + CHUNK)
-            states, matrices = [tensor[part] for tensor in flat[::2]], flat[1::2]
-            logits = [state @ matrix.T for state, matrix in zip(states, matrices, strict=True)]
-            count = len(logits[0])
-            target, weight = filled(CHUNK, target_probs[index[part]], weights[part])
-            gradient, overlap, losses = rows(filled(CHUNK, *logits), target, weight, share)
+            logits = states[part] @ matrix.T
+            count = len(logits)
+            made = filled(CHUNK, logits, target_probs[index[part]], weights[part])
+            gradient, overlap, losses = rows(made[0], made[1], made[2], share)
             accepted[part] = overlap[:count]
             total += losses[:count].sum()
-            if any(needed):
-                _add_gradients(grads, part, gradient[:count], states, matrices)
-        ctx.grads = grads
+            if of_states is not None:
+                of_states[part] = gradient[:count] @ matrix
+            if of_matrix is not None:
+                of_matrix += gradient[:count].T @ states[part]
+        ctx.grads = of_states, of_matrix
         ctx.mark_non_differentiable(accepted)
         return total, accepted
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = (None if grad is None else upstream * grad for grad in ctx.grads)
-        return None, None, None, None, *scaled
-
-
-def _add_gradients(
-    grads: Sequence[Tensor | None],
-    part: slice,
-    gradient: Tensor,
-    states: Sequence[Tensor],
-    matrices: Sequence[Tensor],
-) -> None:
-    """Add the gradients of states and matrices, two per factor, from a chunk's gradient of the logits."""
-    for place, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
-        if (of_state := grads[2 * place]) is not None:
-            of_state[part] = gradient @ matrix
-        if (of_matrix := grads[2 * place + 1]) is not None:
-            of_matrix += gradient.T @ state
+        return *scaled, None, None, None, None
 
 
 def _rows(
-    logits: Sequence[Tensor], target: Tensor, weights: Tensor, kl_share: Tensor
+    logits: Tensor, target: Tensor, weights: Tensor, kl_share: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted gradient of the logits, Σ min(p, q), and weighted loss, for each row.
 
     The gradient of Σ min(p, q) by q is 1 where q < p and 0 elsewhere. Through the softmax, a gradient g
     becomes q (g - Σ q g). The gradient of KL by the logits is q Σ p - p.
     """
-    total = sum((part.float() for part in logits[1:]), logits[0].float())
-    logs = total - total.logsumexp(-1, keepdim=True)
+    logs = logits.float().log_softmax(-1)
     draft, p = logs.exp(), target.float()
     accepted = torch.minimum(p, draft).sum(-1)
     over = (draft >= p).float()
@@ -150,7 +128,7 @@ def _rows(
     gradient = ((1 - kl_share) * rejected + kl_share * divergent) * weights[:, None]
     kl = (torch.special.xlogy(p, p) - p * logs).sum(-1)
     losses = ((1 - kl_share) * (1 - accepted) + kl_share * kl) * weights
-    return gradient.to(logits[0].dtype), accepted, losses
+    return gradient.to(logits.dtype), accepted, losses
 
 
 def compiled(function: Callable[P, R], columns: int) -> Callable[P, R]:

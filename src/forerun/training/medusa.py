@@ -21,12 +21,14 @@ class MedusaModule(NamedModule):
     At first all weights are zero, so that each head gives the target's logits for the state itself.
 
     Args:
-        config: config of the heads, which share the target's output matrix.
+        config: config of the heads.
+        rows: the target's output matrix over the draft's vocabulary, [Vd, hidden_size], which they share.
     """
 
-    def __init__(self, config: MedusaConfig) -> None:
+    def __init__(self, config: MedusaConfig, rows: Tensor) -> None:
         super().__init__({name: torch.zeros(shape) for name, shape in config.shapes().items()})
         self.config = config
+        self.register_buffer("rows", rows, persistent=False)
 
     def forward(self, normed: Tensor) -> Tensor:
         """States that the output matrix reads, [..., num_heads, hidden_size].
@@ -53,12 +55,11 @@ class MedusaObjective(Objective):
         density = self.density if training else 1.0
         # The target itself predicts the token between an anchor and the first drafted token.
         following = self.drawn(lesson, 2, self.module.config.num_heads, density)
-        assert self.rows is not None
         last = at(lesson.hidden[self.teacher.model.num_layers], following.anchors)
         normed = self.teacher.model.final_norm(last)
         with torch.autocast(normed.device.type, torch.bfloat16):
             states = self.module(normed)[following.there].bfloat16()
-        return Drafts(following, [(states, self.rows.bfloat16())])
+        return Drafts(following, states, self.module.rows.bfloat16())
 
 
 def medusa(
@@ -69,7 +70,7 @@ def medusa(
 ) -> Untrained:
     """Medusa's heads in vLLM's layout, with the target's output head."""
     read = MedusaConfig(target.hidden_size, target.vocab_size, own.heads, own.layers, len(ids))
-    module = MedusaModule(read)
+    module = MedusaModule(read, output_rows(target, ids))
     teacher = Teacher(target, (target.num_layers,), ids)
-    objective = MedusaObjective(module, teacher, output_rows(target, ids), density=own.density)
+    objective = MedusaObjective(module, teacher, density=own.density)
     return Untrained(module, objective, read.published(), draft_offsets(ids, target.vocab_size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,6 @@ RANKS = 8
 """Number of siblings whose acceptance is measured; trees rarely have more."""
 # Number of rows of a batch whose siblings are drawn.
 RANKED = 32
-# Weight of the loss of a confidence head; the loss of the tokens has weight 1.
-_CONFIDENCE_SHARE = 0.1
-
-Factors = Sequence[tuple[Tensor, Tensor]]
-"""Pairs of states [N, h] and matrix [Vd, h], whose products add up to logits."""
 
 
 class AnchoredTokens:
@@ -85,13 +80,13 @@ class Drafts:
 
     Args:
         following: the tokens that the chains are to equal.
-        factors: factors of the logits of those that the target wrote, chain after chain, of N tokens.
-        confidence: logit of the head's confidence in each of them, [N]; None for a head without.
+        states: states of those that the target wrote, chain after chain, [N, h].
+        matrix: output rows, [Vd, h]; the logits are `states @ matrix.T`.
     """
 
     following: AnchoredTokens
-    factors: Factors
-    confidence: Tensor | None = None
+    states: Tensor
+    matrix: Tensor
 
     @property
     def there(self) -> Tensor:
@@ -122,8 +117,6 @@ class Objective(ABC):
     Args:
         module: drafter to train.
         teacher: the target, over the draft's vocabulary, with the states that the drafter reads.
-        rows: rows of the target's output head over the draft's vocabulary, [Vd, hidden_size], for a
-            drafter that borrows them.
         steps: tokens of a draft.
         density: share of the answers' tokens at which drafts begin.
         seed: seed of the choice of those tokens.
@@ -138,13 +131,12 @@ class Objective(ABC):
         self,
         module: Any,
         teacher: Teacher,
-        rows: Tensor | None = None,
         *,
         steps: int = 5,
         density: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self.module, self.teacher, self.rows = module, teacher, rows
+        self.module, self.teacher = module, teacher
         self.steps, self.density, self.seed = steps, density, seed
 
     def drawn(
@@ -159,7 +151,7 @@ class Objective(ABC):
         """Drafts on a batch; training may use only some of them."""
 
     def __call__(self, batch: ExampleBatch) -> LossPart:
-        """The loss of a batch: rejection probability mixed with KL, plus the confidence head's loss.
+        """The loss of a batch: rejection probability mixed with KL.
 
         The share of KL, exp(-3 α), is larger the lower the acceptance α (as in speculators' lk_hybrid). It
         depends on the batch alone, so that a run that resumes repeats its losses.
@@ -167,15 +159,8 @@ class Objective(ABC):
         lesson = self.teacher.show(batch)
         drafts = self.drafts(lesson, training=True)
         weights = self.decay ** drafts.places.float()
-        share = kl_share(drafts.factors, lesson.probs, drafts.targets)
-        total, accepted = rejection_loss(
-            drafts.factors, lesson.probs, drafts.targets, weights, share
-        )
-        if drafts.confidence is not None:
-            losses = functional.binary_cross_entropy_with_logits(
-                drafts.confidence, accepted.clamp(0, 1), reduction="none"
-            )
-            total = total + _CONFIDENCE_SHARE * (losses * weights).sum()
+        tokens = (drafts.states, drafts.matrix, lesson.probs, drafts.targets)
+        total, _ = rejection_loss(*tokens, weights, kl_share(*tokens))
         return LossPart(total, float(weights.sum()), batch.tokens)
 
     @torch.no_grad()
@@ -206,26 +191,25 @@ def at(vectors: Tensor, tokens: Tensor) -> Tensor:
     return vectors.gather(1, tokens[..., None].expand(-1, -1, vectors.shape[-1]))
 
 
-def most_probable(factors: Factors) -> Tensor:
+def _most_probable(drafts: Drafts) -> Tensor:
     """The most probable draft token of each row, [N]."""
-    starts = range(0, len(factors[0][0]), CHUNK)
-    parts = [_logits(factors, slice(at, at + CHUNK)).argmax(-1) for at in starts]
-    return torch.cat(parts) if parts else factors[0][0].new_zeros(0, dtype=torch.long)
+    parts = [(states @ drafts.matrix.T).argmax(-1) for states in torch.split(drafts.states, CHUNK)]
+    return torch.cat(parts)
 
 
 def _as_drawn(drafts: Drafts, lesson: Lesson) -> Drafts:
     """Drafts at the temperatures of the target's rows, by scaled states: logits are linear in them."""
     temperatures = lesson.batch.temperatures[drafts.targets, None]
-    scaled = [((states / temperatures).to(states.dtype), rows) for states, rows in drafts.factors]
-    return replace(drafts, factors=scaled)
+    return replace(drafts, states=(drafts.states / temperatures).to(drafts.states.dtype))
 
 
 def _accepted(lesson: Lesson, drafts: Drafts) -> tuple[Tensor, Tensor]:
     """Σ min(p, q) of each token, and 1 where p and q have the same most probable token, both [N]."""
     assert lesson.best is not None
     ones = torch.ones_like(drafts.targets, dtype=torch.float)
-    _, accepted = rejection_loss(drafts.factors, lesson.probs, drafts.targets, ones, 0.0)
-    return accepted, (most_probable(drafts.factors) == lesson.best[drafts.targets]).float()
+    tokens = (drafts.states, drafts.matrix, lesson.probs, drafts.targets)
+    _, accepted = rejection_loss(*tokens, ones, 0.0)
+    return accepted, (_most_probable(drafts) == lesson.best[drafts.targets]).float()
 
 
 def _add_ranks(
@@ -240,13 +224,7 @@ def _add_ranks(
     weights, depths = reached[drafts.there], drafts.places
     drawn = torch.randperm(len(depths), generator=generator)[:RANKED].to(depths.device)
     tokens = drawn.sort().values
-    draft = _logits(drafts.factors, tokens).softmax(-1)
+    draft = (drafts.states[tokens] @ drafts.matrix.T).float().softmax(-1)
     target = lesson.probs[drafts.targets[tokens]].float()
     shares = sibling_shares(target, draft, RANKS, generator)
     table.add_ranks(drafts.there.shape[1], depths[tokens], shares, weights[tokens])
-
-
-def _logits(factors: Factors, part: slice | Tensor) -> Tensor:
-    """Logits of some rows, [n, Vd]."""
-    parts = [(states[part] @ matrix.T).float() for states, matrix in factors]
-    return sum(parts[1:], parts[0])

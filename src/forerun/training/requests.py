@@ -16,7 +16,6 @@ from forerun.training.data_request import data_of
 from forerun.training.settings import (
     DrafterSettings,
     DraftSettings,
-    DSparkSettings,
     Eagle3Settings,
     HeadSettings,
     MedusaSettings,
@@ -72,18 +71,6 @@ class DraftModelRequest(TrainRequest):
 
     kind: ClassVar[str] = "draft"
     own: DraftSettings = part(default=DraftSettings, section="Draft model")
-
-
-@options
-class DSparkRequest(TrainRequest):
-    """Train a dspark head for MODEL from its own answers.
-
-    The directory holds config.json and model.safetensors in the published layout, forerun.json and a card.
-    """
-
-    kind: ClassVar[str] = "dspark"
-    training: HeadSettings = part(default=HeadSettings, section="Training")
-    own: DSparkSettings = part(default=DSparkSettings, section="Head dspark")
 
 
 @options

@@ -95,23 +95,6 @@ class HeadSettings(DrafterSettings):
 
 
 @options
-class DSparkSettings:
-    """Shape and training density of a DSpark head."""
-
-    layers: int = Field(default=2, ge=1, le=64, description="Decoder layers.")
-    block_size: int = Field(default=7, ge=1, le=64, description="Maximum tokens of a draft.")
-    markov_rank: int = Field(
-        default=128, ge=0, le=4096, description="Rank of the bigram term; 0 for none."
-    )
-    density: float = Field(
-        default=0.35,
-        gt=0.0,
-        le=1.0,
-        description="Share of the answers' tokens at which blocks begin.",
-    )
-
-
-@options
 class Eagle3Settings:
     """Unrolling of an EAGLE-3 head."""
 

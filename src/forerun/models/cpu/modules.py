@@ -142,7 +142,7 @@ class CpuModules:
 
 @dataclass(frozen=True)
 class CpuLinear:
-    """A linear map on the kernels; implements `forerun.contracts.Linear`."""
+    """A linear map on the kernels; implements `forerun.contracts.Module`."""
 
     pool: ThreadPool
     native: Any
@@ -154,11 +154,6 @@ class CpuLinear:
         with _ERRORS:
             self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
         return out
-
-    def add(self, hidden: Tensor, out: Tensor) -> None:
-        """Add the product with `hidden` [..., cols] to contiguous `out` [..., rows], in place."""
-        with _ERRORS:
-            self.native.run(self.pool, _capsule(hidden), to_dlpack(out), accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -242,12 +237,6 @@ class CpuLayer(_KeepsText):
     def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
         """Run the tokens of a batch and append their keys and values."""
         return self._run(inputs, batch, cache)
-
-    def append(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> None:
-        """Append only the keys and values for the attention's input `hidden`, [B, n, cols]."""
-        read = _capsule(hidden)
-        with _ERRORS:
-            self.native.append(self.pool, cache.native, batch.rows, batch.positions, read)
 
 
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
