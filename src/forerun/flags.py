@@ -366,16 +366,30 @@ def from_variables(kind: type) -> dict[str, Any]:
     Raises:
         ConfigError: for a value that cannot be read.
     """
-    values = {}
+    variables = {flag.name: f"FORERUN_{flag.name.upper()}" for flag in flags_of(kind)}
+    texts = {
+        name: os.environ[variable] for name, variable in variables.items() if variable in os.environ
+    }
+    return from_texts(kind, texts, variables.__getitem__)
+
+
+def from_texts(
+    kind: type, texts: Mapping[str, str], written: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Values of options that are given as text, by name; names that a request does not have stay texts.
+
+    Raises:
+        ConfigError: for a value that cannot be read.
+    """
+    values = dict[str, Any](texts)
     for flag in flags_of(kind):
-        variable = f"FORERUN_{flag.name.upper()}"
-        if (text := os.environ.get(variable)) is None:
+        if flag.name not in texts:
             continue
         try:
-            value = read_value(flag, text)
+            value = read_value(flag, texts[flag.name])
             values[flag.name] = joined(flag, [value]) if flag.repeated else value
         except ValueError as error:
-            raise ConfigError(f"{variable}: {error}") from None
+            raise ConfigError(f"{written(flag.name)}: {error}") from None
     return values
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError
-from forerun.flags import Given, request_from
+from forerun.flags import Given, from_texts, request_from
 from forerun.server.listen import application
-from forerun.server.request import ServeRequest, loader
+from forerun.server.request import LOCAL, ServeRequest, loader
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -21,11 +21,20 @@ class Replica:
 
     Args:
         options: of `forerun serve`, by name.
+
+    Raises:
+        ForerunError: for a model that does not load, and without keys where others reach Ray's address.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        request, loaded = request_from(ServeRequest, Given(dict(options))), threading.Event()
-        state, self._app = application(request, request.keys, loader(request))
+        request, loaded = _request(options), threading.Event()
+        keys, address = request.keys, _address()
+        if not keys and address not in LOCAL:
+            raise ConfigError(
+                f"Ray Serve listens on {address or 'an unknown address'}, which others may reach; give "
+                "api_key or api_key_file, or have Ray listen on localhost."
+            )
+        state, self._app = application(request, keys, loader(request))
         self._service = state.service
         self._service.on_loaded = loaded.set
         self._service.start()
@@ -42,6 +51,24 @@ class Replica:
             raise RuntimeError("the engine's loop has ended") from self._service.failure
 
 
+def _request(options: Mapping[str, Any]) -> ServeRequest:
+    """The request of options that a file of configuration types, and a command line gives as text."""
+    texts = {name: value for name, value in options.items() if isinstance(value, str)}
+    return request_from(ServeRequest, Given({**options, **from_texts(ServeRequest, texts)}))
+
+
+def _address() -> str | None:
+    """Host on which Ray's proxies listen; None if Ray does not say."""
+    try:
+        from ray.serve.context import _get_global_client
+
+        host: str | None = _get_global_client().http_config.host
+    except Exception:
+        # Ray has no public way to ask.
+        return None
+    return host
+
+
 def build(args: Mapping[str, Any]) -> Application:
     """Application of Ray Serve.
 
@@ -55,10 +82,8 @@ def build(args: Mapping[str, Any]) -> Application:
     options = dict(args)
     given = options.pop("deployment", {})
     for name in options.keys() & {"host", "port"}:
-        raise ConfigError(
-            f"{name} is Ray Serve's own; set it there, and api_key if others can reach it."
-        )
-    request = request_from(ServeRequest, Given(dict(options)))
+        raise ConfigError(f"{name} is Ray Serve's own; set it there.")
+    request = _request(options)
     from ray import serve
 
     usual = {
