@@ -10,8 +10,7 @@ import sys
 
 import click
 
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 from forerun.cli.options import ALL
 
 WIDTH = 100

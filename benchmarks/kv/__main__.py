@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from forerun.cli.groups import Row
-from forerun.cli.main import Application
+from forerun.cli.main import Application, Row
 
 NAME = "benchmarks.kv"
 application = Application(

@@ -276,7 +276,7 @@ def in_words(params: SamplingParams, origins: Mapping[str, str] | None = None) -
     for name, value in shown.items():
         origin = (origins or {}).get("temperature" if name == "greedy" else name, "")
         groups.setdefault(origin, []).append(f"{name} {value}")
-    return ", ".join(
+    return "; ".join(
         ", ".join(texts) + (origin and f" ({origin})") for origin, texts in sorted(groups.items())
     )
 

@@ -20,11 +20,13 @@ def test_answers_come_first_then_a_line_for_each_and_one_for_all(cli: Cli) -> No
     lines = result.stdout.splitlines()[-4:]
     assert [line.split("  ")[0] for line in lines] == [*BEGINNINGS, "all"]
     assert all(line.endswith("x, same tokens") for line in lines)
+    assert all(f"{kind}: {text}" in result.stderr for kind, text in BEGINNINGS.items())
 
 
 def test_as_an_object(cli: Cli) -> None:
     result = cli.run("demo", "-m", "zoo", "--max-tokens", "6", "--json")
     content = json.loads(result.stdout)
+    assert BEGINNINGS["a loop"] not in result.stderr
     assert [answer["kind"] for answer in content["answers"]] == list(BEGINNINGS)
     assert content["identical"]
     assert all(answer["identical"] and answer["text"] for answer in content["answers"])

@@ -14,8 +14,7 @@ import click
 import pytest
 
 from forerun.cli import EXAMPLE
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 from forerun.cli.options import Command
 from forerun.engine.resolve import LoadOptions
 from forerun.foreign import ADVICE, TAKEN, advice, own_flag

@@ -22,8 +22,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 from tests.helpers import published_heads as heads
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.panel import drafting
+from forerun.cli.outcome import drafting
 from forerun.core import PlainReason, Stats
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
@@ -110,12 +110,12 @@ def test_a_last_token_is_no_reason_for_a_whole_text(one: Engine) -> None:
         (
             {"temperature": 0.0, "repetition_penalty": 1.1},
             {"temperature": DEFAULT, "repetition_penalty": MODELS_OWN},
-            "greedy (temperature 0) (the default), repetition_penalty 1.1 (the model's own)",
+            "greedy (temperature 0) (the default); repetition_penalty 1.1 (the model's own)",
         ),
         (
             {"temperature": 0.6, "top_k": 20, "seed": 7},
             {"temperature": MODELS_OWN, "top_k": MODELS_OWN},
-            "seed 7, temperature 0.6, top_k 20 (the model's own)",
+            "seed 7; temperature 0.6, top_k 20 (the model's own)",
         ),
         ({"banned_token_ids": (1, 2)}, {}, "temperature 1, banned_token_ids of 2 tokens"),
     ],

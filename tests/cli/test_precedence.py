@@ -9,8 +9,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from forerun.cli.generate import USUAL, GenerateRequest
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 from forerun.engine import model_options
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load

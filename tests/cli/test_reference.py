@@ -5,8 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 

@@ -10,8 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from forerun.cli.groups import every_command
-from forerun.cli.main import application
+from forerun.cli.main import application, every_command
 from forerun.cli.requests import Value
 from tests.helpers.command_line import Cli, Write
 from tests.helpers.refusals import refused

@@ -200,6 +200,14 @@ def test_what_is_no_conversation_is_refused(messages: Any, problem: str) -> None
         template("{{ messages }}").render(messages)
 
 
+def test_a_role_is_one_of_the_usual_ones_or_one_that_the_template_names() -> None:
+    messages = [{"role": "usr", "content": "Hi"}]
+    with pytest.raises(PromptError, match="the role 'usr' is unknown; use one of system,"):
+        template("{{ messages[0].content }}").render(messages)
+    made = template("{% if messages[0].role == 'usr' %}{{ messages[0].content }}{% endif %}")
+    assert made.render(messages) == "Hi"
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.bars import bars, waiting
-from forerun.cli.groups import Row
 from forerun.cli.options import Command
 from forerun.cli.output import visible_output
 from forerun.cli.requests import config_option, params_of, read_given
@@ -24,6 +23,7 @@ from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
 
 if TYPE_CHECKING:
+    from forerun.cli.main import Row
     from forerun.report.result import Result
 
 

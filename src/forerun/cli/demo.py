@@ -11,6 +11,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.engine.resolve import choose
 from forerun.options import option, options, part, schema_of
+from forerun.progress import say
 from forerun.report.result import DEFECT_FOUND, Result
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def _answered(
             token_ids = template.encode([{"role": "user", "content": prompt}], {})
         output = new_output()
         output.prompt(prompt, apart=template is not None)
+        if not output.shows_prompts:
+            say(f"{kind}: {prompt}")
         output.start()
         first = run_pair(engine, token_ids, params, see=output.event)
         output.end(first.speculative.completion.text + "\n")

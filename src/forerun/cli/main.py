@@ -5,21 +5,62 @@ Exit codes: 0 done, 1 a defect found, 2 wrong use, 130 interrupted, 141 the outp
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
-import os
 import sys
-from typing import Any, ClassVar, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
 from forerun import __version__
 from forerun.cli import EXAMPLE
-from forerun.cli.groups import Group, LazyGroup, Row
-from forerun.errors import ConfigError, ForerunError
-from forerun.files import reason
+from forerun.cli.output import discard_output, output_failure, prepare_streams
+from forerun.errors import ForerunError
+from forerun.foreign import COMMANDS as FOREIGN_COMMANDS
 from forerun.progress import heard_by
+
+
+class Row(NamedTuple):
+    """A command in the table.
+
+    Args:
+        module: its module, behind a colon the function that answers its request, `run` unless named, and
+            behind another the class of the request, if the function takes several.
+        about: a line for the help.
+        example: a command line that works, shown if arguments are missing.
+        assumed: what it does without arguments, where it does something; `{model}` is its model.
+        files: options of `Files` that it has.
+        torch: whether it loads torch, which takes seconds.
+        live: whether it shows text and progress itself, as they come: its function takes a function that
+            returns an `Output` too.
+        json: whether it has a result, and so `--json`.
+    """
+
+    module: str
+    about: str
+    example: str = ""
+    assumed: str = ""
+    files: Sequence[str] = ()
+    torch: bool = True
+    live: bool = False
+    json: bool = True
+
+
+class Group(NamedTuple):
+    """A group of commands in the table.
+
+    Args:
+        about: a line for the help.
+        rows: its commands.
+    """
+
+    about: str
+    rows: Mapping[str, Row]
+
+
+CommandTable = Mapping[str, Row | Group]
+"""Commands by name."""
+
 
 DIFFUSION = {
     "bench": Row(
@@ -160,6 +201,60 @@ def rows() -> dict[str, Row]:
     return single | inner
 
 
+class LazyGroup(click.Group):
+    """A group whose help imports none of its commands.
+
+    Args:
+        table: its commands.
+    """
+
+    def __init__(self, name: str, table: CommandTable, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        row = self.table[cmd_name]
+        if isinstance(row, Group):
+            return LazyGroup(cmd_name, row.rows, help=row.about)
+        from forerun.cli.commands import command_of  # Here: the help of a group needs no options.
+
+        return command_of(cmd_name, row)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; `help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in FOREIGN_COMMANDS and ctx.parent is None:
+            text = f"No such command {args[0]!r}: {FOREIGN_COMMANDS[args[0]]}."
+            raise click.UsageError(text, ctx)
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.table, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.table[name].about) for name in self.list_commands(ctx)])
+
+
+def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """All commands below a group with the words that call them; a group comes before its own."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield tuple(name.split()), command
+        if isinstance(command, LazyGroup):
+            yield from (((name, *words), inner) for words, inner in every_command(command))
+
+
 WRONG_USE = 2
 INTERRUPTED = 130
 # What a shell reports for a process that SIGPIPE ended.
@@ -204,72 +299,6 @@ class Application(LazyGroup):
             left = number == errno.EPIPE
             code = OUTPUT_CLOSED if left else _refuse(f"standard output cannot be written: {text}.")
         sys.exit(code or 0)
-
-
-class _Output(io.FileIO):
-    """A file that remembers its write errors."""
-
-    failures: ClassVar[list[tuple[int | None, str]]] = []
-    """Number and text of each error; an exception would keep its frames alive."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.failures.append((error.errno, reason(error)))
-            raise
-
-
-class _Talk(io.FileIO):
-    """A file that drops what it cannot write."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
-
-
-def prepare_streams() -> None:
-    """Replace standard error by a stream that never fails, standard output by one that notes errors.
-
-    Raises:
-        ConfigError: where standard output is closed.
-    """
-    # A file that is opened later must not become a standard stream.
-    with contextlib.suppress(OSError):
-        while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass
-        os.close(null)
-    if sys.stderr is not None:
-        sys.stderr = _again(sys.stderr, _Talk)
-    if sys.stdout is None:
-        raise ConfigError("standard output is closed; give it a file, a pipe or a terminal.")
-    sys.stdout = _again(sys.stdout, _Output)
-
-
-def output_failure() -> tuple[int | None, str] | None:
-    """Number and text of the first error of standard output; None without an error."""
-    return _Output.failures[0] if _Output.failures else None
-
-
-def discard_output() -> None:
-    """Discard buffered output, so that the interpreter reports no error at its exit."""
-    # A stream without a file has nothing to be flushed.
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _again(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
-    """A copy of a stream that writes through another class of files."""
-    assert isinstance(stream, io.TextIOWrapper)
-    return io.TextIOWrapper(
-        io.BufferedWriter(kind(stream.fileno(), "wb", closefd=False)),
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
 
 
 def _refuse(message: str) -> int:

@@ -13,9 +13,8 @@ import click
 from rich.console import Console
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.outcome import Outcome, SingleRequest
+from forerun.cli.outcome import Outcome, SingleRequest, summary
 from forerun.cli.output import NewOutput
-from forerun.cli.panel import summary
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
 from forerun.cli.terminal import PlainOutput, coloured

@@ -12,9 +12,8 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from forerun.cli.outcome import Outcome, Round
+from forerun.cli.outcome import Outcome, Round, summary
 from forerun.cli.output import Output
-from forerun.cli.panel import summary
 from forerun.core import Origin
 from forerun.engine.requests import TokenEvent
 from forerun.engine.text import ON_ONE_LINE, VISIBLE, Tokenizer
@@ -80,6 +79,7 @@ class PlainOutput(Output):
     """Text alone on standard output, in UTF-8; everything else on standard error."""
 
     takes_logprobs = False
+    shows_prompts = False
 
     def __init__(self, stdout: IO[str] | None = None, stderr: Console | None = None) -> None:
         self.stdout = stdout or sys.stdout
@@ -176,6 +176,8 @@ class TerminalOutput(PlainOutput):
     Args:
         marks: show the origin of tokens.
     """
+
+    shows_prompts = True
 
     def __init__(
         self, console: Console | None = None, stderr: Console | None = None, *, marks: bool = True

@@ -23,6 +23,8 @@ _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 OPENS_CONVERSATIONS = "opens_conversations"
 # Names that a template may be given without reading them by name.
 _LISTS = ("tools", "documents")
+# Roles of conversations; a template may name others.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
 
 
@@ -138,9 +140,16 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
 
         values = self._read(variables)
+        checked = check_messages(messages)
+        for message in checked:
+            if (role := message["role"]) not in ROLES and role not in self.source:
+                raise PromptError(
+                    f"the role {shown(role)} is unknown; use one of {', '.join(ROLES)}, or one that the "
+                    "chat template names."
+                )
         conversation = [
             {**message, "content": text_of(message)} if _in_parts(message) else message
-            for message in check_messages(messages)
+            for message in checked
         ]
         try:
             tools = [_schema(tool) for tool in values.pop("tools", None) or ()] or None
