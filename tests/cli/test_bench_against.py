@@ -30,12 +30,12 @@ def test_a_peer_takes_part_plainly_and_with_drafts() -> None:
             raise ConfigError(f"{name} is not installed.")
         return remote()
 
-    with invited(["absent", "made"], load) as found:
-        names = [entry.name for entry in found.contestants]
+    with invited(["absent", "made"], load) as (contestants, notes):
+        names = [entry.name for entry in contestants]
         assert names == ["made, plain", *(f"made, lookup of {n}" for n in LENGTHS if n)]
-        assert found.notes == ["without absent: absent is not installed"]
-        assert found.facts["made, plain"]["version"] == "1.0"
-        process = found.contestants[0].peer._process
+        assert notes == ["without absent: absent is not installed"]
+        assert contestants[0].facts["version"] == "1.0"
+        process = contestants[0].peer._process
     assert process.returncode == -signal.SIGKILL
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -208,11 +208,15 @@ class Elsewhere:
     """A peer, plain or with drafts of some length: greedy, one request at a time.
 
     It emits as many tokens as plain decoding here did, whatever they are.
+
+    Args:
+        facts: its engine, version and settings.
     """
 
     name: str
     peer: RemoteEngine
     length: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
     def takes(self, params: SamplingParams, batch: int) -> bool:
@@ -246,45 +250,33 @@ Contestant = Drafting | Elsewhere
 LENGTHS = (0, 2, 4, 8)
 
 
-@dataclass
-class Opponents:
-    """Other engines that take part.
-
-    Args:
-        contestants: each engine plain, and with drafts of each length.
-        facts: of each contestant: engine, version, settings.
-        notes: which engines are missing, and why.
-    """
-
-    contestants: list[Elsewhere] = field(default_factory=list)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 @contextmanager
-def invited(names: Sequence[str], load: Callable[[str], RemoteEngine]) -> Iterator[Opponents]:
-    """Engines that are loaded, each in a process of its own; they end with the block.
+def invited(
+    names: Sequence[str], load: Callable[[str], RemoteEngine]
+) -> Iterator[tuple[list[Elsewhere], list[str]]]:
+    """Other engines, plain and with drafts of each length, and notes on those that are missing.
+
+    Each runs in a process of its own, which ends with the block.
 
     Args:
         names: names of peers.
         load: from a name to its engine.
     """
-    opponents = Opponents()
+    contestants, notes = list[Elsewhere](), list[str]()
     with ExitStack() as stack:
         for number, name in enumerate(names):
             try:
                 engine = stack.enter_context(load(name))
                 described: dict[str, Any] = engine.call("describe")
             except ConfigError as error:
-                opponents.notes.append(f"without {name}: {str(error).rstrip('.')}")
+                notes.append(f"without {name}: {str(error).rstrip('.')}")
                 continue
             drafts = "draft model" if described["draft"] else "lookup"
             for length in LENGTHS:
                 label = f"{name}, {drafts} of {length}" if length else f"{name}, plain"
-                opponents.contestants.append(Elsewhere(label, engine, length))
-                opponents.facts[label] = described
+                contestants.append(Elsewhere(label, engine, length, described))
             report("loading other engines", number + 1, len(names))
-        yield opponents
+        yield contestants, notes
 
 
 def files_of(checkpoint: Checkpoint) -> Path:

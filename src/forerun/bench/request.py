@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from forerun.bench.peers import peer_names
 from forerun.bench.settings import CHAIN, FIXED
 from forerun.drafters.corpus import CorpusOptions
+from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import ConfigError, UnknownNameError
@@ -88,12 +89,8 @@ class BenchRequest:
     )
     minutes: Minutes = 5.0
     raw: bool = Field(default=False, description="Send texts as they are, without a chat template.")
-    system: str | None = option(
-        default=None, description="A system message before the others.", section="Prompt"
-    )
-    template_var: Mapping[str, Any] = Field(
-        default_factory=dict,
-        description="A variable of the chat template, such as enable_thinking=false.",
+    template: TemplateOptions = part(
+        default=TemplateOptions, section="Prompt", without=("show_prompt",)
     )
     model: ModelOptions = part(default=ModelOptions, section="Model")
     method: tuple[str, ...] = option(

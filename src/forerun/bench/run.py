@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
-from forerun.bench.contestants import Opponents, Workshop, files_of, invited
+from forerun.bench.contestants import Workshop, files_of, invited
 from forerun.bench.pairs import ROWS, MeasuredPair, PairKey
 from forerun.bench.peers.process import RemoteEngine
 from forerun.bench.report import BenchReport, result_of
@@ -33,8 +32,6 @@ from forerun.progress import say
 from forerun.report.machine import hardware, versions
 from forerun.report.result import Interrupted, Result
 from forerun.report.target_file import check_writable
-
-_PLACEMENT = ("dtype", "device", "backend", "kv_dtype")
 
 
 def measured(
@@ -86,7 +83,7 @@ def questions_of(request: BenchRequest) -> list[Question]:
 
 
 def _crossed(request: BenchRequest, cold: bool) -> Crossed:
-    target, rules = request.model.model, request.rules
+    target = request.model.model
     axes = Axes(
         methods=request.method or likely_methods(target, request.draft_model),
         lengths=request.num_speculative_tokens,
@@ -94,10 +91,7 @@ def _crossed(request: BenchRequest, cold: bool) -> Crossed:
         nodes=request.num_tree_nodes,
         policies=request.policy,
         models=request.draft_model,
-        common={
-            "rejection_sample_method": rules.rejection_sample_method,
-            "draft_sample_method": rules.draft_sample_method,
-        },
+        common=changes(request.rules),
         options=with_method_options(request.method_option, changes(request.corpus)),
     )
     return cross(axes, target, cold)
@@ -148,7 +142,7 @@ def measuring(
 ) -> Iterator[BenchRun]:
     """A session that is ready to run."""
     params = replace(request.sampling, temperature=request.temperature[0])
-    placement = {name: getattr(request.model, name) for name in _PLACEMENT}
+    placement = vars(request.model.placement)
     workshop = Workshop(checkpoint, placement, request.model.max_context)
     with ExitStack() as stack:
         with loading_once():
@@ -156,8 +150,8 @@ def measuring(
                 questions,
                 params,
                 raw=request.raw,
-                system=request.system,
-                variables=dict(request.template_var) or None,
+                system=request.template.system,
+                variables=request.template.template_var,
             )
             most = prepared, params, max(request.batch_sizes)
             plain = workshop.engine(False, *most)
@@ -170,10 +164,12 @@ def measuring(
             header = {"model": request.model.model, **header}
             file = Ledger(request.records, ROWS, header, lambda row: done.update({row.key: row}))
             stack.enter_context(file)
-        opponents = stack.enter_context(_opponents(request, workshop, crossed))
+        opponents, missing = stack.enter_context(
+            invited(request.against, lambda name: _peer(name, request, workshop, crossed))
+        )
         session = BenchSession(
             plain,
-            [*contestants, *opponents.contestants],
+            [*contestants, *opponents],
             prepared.prompts,
             params,
             request.temperature,
@@ -187,37 +183,29 @@ def measuring(
             facts=facts,
             rows=session.usable(),
             exactness={entry.name: str(entry.engine.exactness) for entry in contestants},
-            peers=opponents.facts,
-            notes=[*crossed.notes, *_left_out(prepared.too_long), *opponents.notes],
+            peers={entry.name: entry.facts for entry in opponents},
+            notes=[*crossed.notes, *_left_out(prepared.too_long), *missing],
         )
         yield BenchRun(session, report, file, crossed.settings)
 
 
-@contextmanager
-def _opponents(request: BenchRequest, workshop: Workshop, crossed: Crossed) -> Iterator[Opponents]:
-    """The engines of `--against`; none without."""
-    if not request.against:
-        yield Opponents()
-        return
-    checkpoint = workshop.checkpoint
-    precision = checkpoint.run_config(Placement(**workshop.placement)).precision
+def _peer(name: str, request: BenchRequest, workshop: Workshop, crossed: Crossed) -> RemoteEngine:
+    """One of the engines of `--against`, with the models of this run."""
+    precision = workshop.checkpoint.run_config(Placement(**workshop.placement)).precision
     models = [s.config.model for s in crossed.settings if s.config.method == "draft_model"]
     drafts = [files_of(Checkpoint.open(model)) for model in models if model is not None]
     # One precision is that of both.
     fitting = [str(d) for d in drafts[:1] if d.is_file() == (precision == "stored")]
-    options: dict[str, Any] = {
-        "checkpoint_dir": str(files_of(checkpoint)),
-        "precision": precision,
-        "threads": threads_in_use(),
-        "draft_dir": fitting[0] if fitting else None,
-        "cache_dir": str(cache_folder("peers")),
-    }
-
-    def load(name: str) -> RemoteEngine:
-        return RemoteEngine(name, name=name, python=request.peers_python, **options)
-
-    with invited(request.against, load) as opponents:
-        yield opponents
+    return RemoteEngine(
+        name,
+        name=name,
+        python=request.peers_python,
+        checkpoint_dir=str(files_of(workshop.checkpoint)),
+        precision=precision,
+        threads=threads_in_use(),
+        draft_dir=fitting[0] if fitting else None,
+        cache_dir=str(cache_folder("peers")),
+    )
 
 
 def _default_fact(crossed: Crossed) -> dict[str, str]:

@@ -221,16 +221,8 @@ class BenchSession:
         other = contestant.measure(group, params, plain)
         if not (plain.tokens and other.side.tokens):
             return MeasuredPair(key, digest, error="no token came")
-        return MeasuredPair(
-            key,
-            digest,
-            side=other.side,
-            plain=side_of(plain),
-            stats=other.stats,
-            loops=sum(loops(completion.token_ids) for completion in plain.completions),
-            identical=other.identical,
-            differences=other.differences,
-        )
+        looping = sum(loops(completion.token_ids) for completion in plain.completions)
+        return MeasuredPair(key, digest, plain=side_of(plain), loops=looping, **vars(other))
 
     def _warm_up(self, contestant: Contestant, group: Group, params: SamplingParams) -> None:
         short = replace(params, max_tokens=WARM_UP_TOKENS)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, visible_output
-from forerun.cli.prompt import TemplateOptions, read_messages, with_system
+from forerun.cli.prompt import read_messages, with_system
 from forerun.cli.session import open_session, restore
 from forerun.compression import Compression
+from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.engine.resolve import Resolved, choose

@@ -10,7 +10,6 @@ from pydantic import Field
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
 from forerun.cli.prompt import (
-    TemplateOptions,
     make_prompt,
     read_prediction,
     read_prompt,
@@ -18,6 +17,7 @@ from forerun.cli.prompt import (
 )
 from forerun.cli.session import keep, keep_what_there_is, open_session, restore
 from forerun.compression import Compression
+from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions, context_of
 from forerun.engine.resolve import Resolved, choose

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from forerun.models import Checkpoint, Placement, RunConfig
 
 
+_SUMMARY = (
+    *("family", "parameters", "weight_bytes", "max_context", "vocab_size", "num_layers"),
+    "hidden_size",
+)
+
+
 @options
 class InfoRequest:
     """Show what a model is, what it needs and what would draft for it.
@@ -70,13 +76,7 @@ def run(request: InfoRequest) -> Result:
 def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     summary = checkpoint.summary
     return {
-        "family": summary.family,
-        "parameters": summary.parameters,
-        "weight_bytes": summary.weight_bytes,
-        "max_context": summary.max_context,
-        "vocab_size": summary.vocab_size,
-        "num_layers": summary.num_layers,
-        "hidden_size": summary.hidden_size,
+        **{name: getattr(summary, name) for name in _SUMMARY},
         "notes": list(checkpoint.notes),
     }
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import Field
 
 from forerun.cli import EXAMPLE
+from forerun.engine.chat import TemplateOptions
 from forerun.errors import PromptError
 from forerun.files import parse_json, printable, read_stdin, read_text
-from forerun.options import options
 from forerun.progress import say
 
 if TYPE_CHECKING:
@@ -33,20 +31,6 @@ class SentPrompt:
     text: str
     token_ids: list[int]
     template: bool
-
-
-@options
-class TemplateOptions:
-    """Options of the chat template that makes messages a prompt."""
-
-    system: str | None = Field(default=None, description="A system message before the others.")
-    template_var: Mapping[str, Any] = Field(
-        default_factory=dict,
-        description="A variable of the chat template, such as enable_thinking=false.",
-    )
-    show_prompt: bool = Field(
-        default=False, description="Show the prompt as it was sent, on standard error."
-    )
 
 
 def read_prompt(

@@ -9,7 +9,10 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from forerun.errors import CheckpointError, ConfigError, PromptError, UnknownNameError, shown
+from forerun.options import options
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -26,6 +29,20 @@ _LISTS = ("tools", "documents")
 # Roles of conversations; a template may name others.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CONVERSATION = 'give a list such as [{"role": "user", "content": "Hello"}]'
+
+
+@options
+class TemplateOptions:
+    """Options of the chat template that makes messages a prompt."""
+
+    system: str | None = Field(default=None, description="A system message before the others.")
+    template_var: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="A variable of the chat template, such as enable_thinking=false.",
+    )
+    show_prompt: bool = Field(
+        default=False, description="Show the prompt as it was sent, on standard error."
+    )
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:

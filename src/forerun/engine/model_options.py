@@ -66,10 +66,10 @@ class ModelOptions:
 
     @property
     def placement(self) -> Placement:
-        """Precision, device and backend, checked."""
+        """Precisions, device and backend, checked."""
         from forerun.models import Placement
 
-        return Placement(self.dtype, self.device, self.backend)
+        return Placement(self.dtype, self.device, self.backend, self.kv_dtype)
 
     def open(self) -> Checkpoint:
         """The model that is named; it will run on as many threads as are asked for.
@@ -101,10 +101,7 @@ class ModelOptions:
         engine = load(
             checkpoint,
             False if choice is None else choice,
-            dtype=self.dtype,
-            device=self.device,
-            backend=self.backend,
-            kv_dtype=self.kv_dtype,
+            **vars(self.placement),
             **sizes,
         )
         if engine.compression.is_on:

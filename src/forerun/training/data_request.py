@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from forerun.engine.chat import TemplateOptions
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
@@ -51,12 +52,8 @@ class DataRequest:
     )
     settings: DataSettings = part(default=DataSettings, section="Data")
     batch_size: int = Field(default=32, ge=1, description="Requests that run at once.")
-    system: str | None = option(
-        default=None, description="A system message before the others.", section="Prompt"
-    )
-    template_var: Mapping[str, Any] = Field(
-        default_factory=dict,
-        description="A variable of the chat template, such as enable_thinking=false.",
+    template: TemplateOptions = part(
+        default=TemplateOptions, section="Prompt", without=("show_prompt",)
     )
     model: ModelOptions = part(
         default=ModelOptions,
@@ -144,8 +141,8 @@ def _open(request: DataRequest, output: str) -> DataRun:
         model=request.model.model,
         questions=questions,
         keep_out=keep_out,
-        system=request.system,
-        variables=dict(request.template_var),
+        system=request.template.system,
+        variables=request.template.template_var,
     )
 
 
