@@ -1,4 +1,4 @@
-"""Seven defects of published servers, planted in an engine behind forerun's own server."""
+"""Defects of published servers, planted in an engine behind forerun's own server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel
+from forerun.testing.toy import ToyCache
 from forerun.verification import TargetRows
 from forerun.verification.decision import Decision
 from forerun.verification.token import TokenRule
@@ -125,19 +126,35 @@ class OffByOne(ToyModel):
         return replace(output, logits=torch.cat([output.logits[:, :1], output.logits[:, :-1]], 1))
 
 
+class StaleCache(ToyCache):
+    """Keeps a rejected token in place of the last one that was accepted."""
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        run = self.token_ids[row][length:]
+        super().keep(row, length, path)
+        if len(path) < len(run):
+            self.token_ids[row][-1] = run[len(path)]
+
+
+class KeepsRejected(ToyModel):
+    """Attends to what a cache holds wrongly."""
+
+    def new_cache(self, rows: int, capacity: int) -> ToyCache:
+        return StaleCache(rows, capacity)
+
+
 def engine_of(
     target: ToyModel = TARGET,
     drafter: type[DraftModelDrafter] = DraftModelDrafter,
     rule: TokenRule | None = None,
     randomness: Randomness | None = None,
+    method: str = "token",
 ) -> Engine:
     """An engine that drafts three tokens, with a part that is defective or not."""
     engine = Engine(
         target,
         drafter(DRAFT, ROWS, CONTEXT),
-        SpeculativeConfig(
-            num_speculative_tokens=3, rejection_sample_method="token", policy="fixed"
-        ),
+        SpeculativeConfig(num_speculative_tokens=3, rejection_sample_method=method, policy="fixed"),
         tokenizer=toy_tokenizer(),
         eos_token_ids=[END],
         max_batch_size=ROWS,
@@ -169,6 +186,9 @@ PLANTS: dict[str, Callable[[], Engine]] = {
     "ignores top-p in the draft's row": lambda: engine_of(drafter=IgnoresTopP),
     "off by one in the cache": lambda: engine_of(
         OffByOne(VOCAB, sharpness=1.5, max_context=CONTEXT)
+    ),
+    "keeps a rejected token in the cache": lambda: engine_of(
+        KeepsRejected(VOCAB, sharpness=1.5, max_context=CONTEXT)
     ),
 }
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.7, presence_penalty=0.8)

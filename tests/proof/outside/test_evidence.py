@@ -11,6 +11,7 @@ from forerun.proof.outside.evidence import (
     AnswerScores,
     Evidence,
     deviation_seen,
+    positions_of,
     tokens_needed,
 )
 from forerun.proof.outside.two_sample import TESTS, SampledAnswer, permutation_tests
@@ -48,6 +49,36 @@ def test_a_deviation_is_seen_after_the_tokens_that_were_stated() -> None:
     seen = [evidence_of(seed, answers, strength=0.5)[0].alarms(0.01) for seed in range(20)]
     # 20 draws of 0.9 are 14 at least but in 1 of 500 cases.
     assert sum(seen) >= 14
+
+
+def test_rounds_begin_behind_tokens_that_are_not_accepted() -> None:
+    origins = ("plain", "accepted", "accepted", "bonus", "recovered", "accepted", "recovered")
+    first, bonus = positions_of(origins, 7)
+    assert first.tolist() == [1, 1, 0, 0, 1, 1, 0]
+    assert bonus.tolist() == [0, 0, 0, 1, 0, 0, 0]
+    assert not positions_of((), 7).any()
+    assert not positions_of(origins[:3], 7).any()
+
+
+def bonus_evidence(tells: bool) -> Evidence:
+    """Evidence of rounds of four tokens, of which only the bonus token leans."""
+    random, evidence = np.random.default_rng(5), Evidence()
+    origins = ("accepted", "accepted", "accepted", "bonus")
+    for _ in range(60):
+        rows = random.dirichlet(np.ones(VOCAB), 4)
+        drawn = rows ** np.array([[1.0], [1.0], [1.0], [4.0]])
+        drawn /= drawn.sum(1, keepdims=True)
+        chosen = np.array([random.choice(VOCAB, p=row) for row in drawn])
+        scores = AnswerScores(random, evidence.memory, 0, origins if tells else ())
+        scores.add(rows, chosen)
+        evidence.add(scores.scores())
+    return evidence
+
+
+def test_a_deviation_of_bonus_tokens_alone_shows_sooner_where_they_are_told() -> None:
+    told, hidden = bonus_evidence(tells=True), bonus_evidence(tells=False)
+    assert told.strongest.startswith("bonus token")
+    assert told.peak > hidden.peak + 2.0
 
 
 def test_four_times_as_many_tokens_show_half_the_deviation() -> None:

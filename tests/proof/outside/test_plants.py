@@ -1,18 +1,20 @@
-"""Seven defects planted behind a server are caught from outside; the same server without them passes."""
+"""Defects planted behind a server are caught from outside; the same server without them passes."""
 
 from __future__ import annotations
 
 from itertools import count
 
+import numpy as np
 import pytest
 
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
-from forerun.proof.outside import sampled
+from forerun.proof.outside import greedy, sampled
 from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
+from forerun.proof.outside.report import greedy_scope
 from forerun.proof.outside.run import OutsideProof, prove_outside, subjects_of
 from forerun.proof.outside.subject import ReplyRecord
 from tests.helpers.plants import PLANTS, SAMPLED, engine_of, plain_engine
@@ -70,10 +72,31 @@ def test_a_plant_is_caught_by_the_references_rows(name: str) -> None:
     assert proof.defects == ["sampled tokens do not follow the reference's rows"]
 
 
-def test_a_cache_off_by_one_shows_in_greedy_answers() -> None:
-    engine = PLANTS["off by one in the cache"]()
+@pytest.mark.parametrize("name", ["off by one in the cache", "keeps a rejected token in the cache"])
+def test_a_wrong_cache_shows_in_greedy_answers(name: str) -> None:
+    engine = PLANTS[name]()
     proof = proof_of(engine, SamplingParams(temperature=0.0), part=("equality",))
     assert any("greedy" in defect for defect in proof.defects)
+
+
+@pytest.mark.slow
+def test_forgotten_penalties_show_in_enough_greedy_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bonus tokens of few prompts are too rare, and the report says so."""
+    only = {"penalties": greedy.SITUATIONS["penalties"]}
+    monkeypatch.setattr(greedy, "SITUATIONS", only)
+    words = np.random.default_rng(1).integers(1, 10, (48, 6))
+    prompts = [" ".join(f"w{word}" for word in row) for row in words]
+    with listening(state_of(PLANTS["forgets the bonus token's penalties"]())) as (_, url):
+        outside = Outside(endpoint=url, switch=OFF)
+        both = subjects_of(outside, None, PROMPTS[0], ReplyRecord())
+        few, many = (
+            greedy.GreedyComparison(both.on, both.off or both.on, some, 24).run(600.0)
+            for some in (prompts[:2], prompts)
+        )
+    assert few.divergences == []
+    assert "too few" in " ".join(greedy_scope(few))
+    assert {found.verdict for found in many.divergences} == {"defect"}
+    assert "too few" not in " ".join(greedy_scope(many))
 
 
 @pytest.mark.slow
@@ -83,6 +106,7 @@ def test_on_against_off_needs_no_reference() -> None:
     assert proof.on_off is not None
     assert proof.on_off.alarm
     assert len(proof.on_off.answers) == 2
+    assert proof.on_off.control < proof.on_off.level
 
 
 def test_a_server_without_a_plant_passes() -> None:
@@ -94,14 +118,25 @@ def test_a_server_without_a_plant_passes() -> None:
 
 
 @pytest.mark.slow
-def test_ten_servers_without_a_plant_pass() -> None:
-    """The chance of more than one false alarm among ten is 0.004 at level 0.01."""
-    alarms = 0
+@pytest.mark.parametrize("method", ["token", "block"])
+def test_ten_servers_without_a_plant_pass(method: str) -> None:
+    """The chance of a false alarm among ten is 0.1 at most, and small for always-valid evidence."""
     for seed in range(10):
-        proof = proof_of(engine_of(), seed=seed, num_tokens=800)
+        proof = proof_of(engine_of(method=method), seed=seed, num_tokens=800)
         assert proof.rows is not None
-        alarms += proof.rows.alarm
-    assert alarms <= 1
+        assert proof.rows.tells_origins
+        assert not proof.rows.alarm
+
+
+@pytest.mark.parametrize("hotter", [1.05, 8.0])
+def test_the_negative_control_is_caught_if_it_is_far_enough(
+    monkeypatch: pytest.MonkeyPatch, hotter: float
+) -> None:
+    monkeypatch.setattr(sampled, "HOTTER", hotter)
+    proof = proof_of(engine_of(), SamplingParams(temperature=1.0), num_tokens=400)
+    assert proof.rows is not None
+    assert not proof.rows.alarm
+    assert proof.rows.control.evidence.alarms(proof.rows.level) == (hotter == 8.0)
 
 
 def test_a_reference_with_other_weights_is_no_defect() -> None:

@@ -9,6 +9,7 @@ probability `level` at most (Ville), so one may look after every token and stop 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,8 @@ _LEAST_KNOWN = 0.01
 _STRENGTHS = np.array(
     [sign * size for size in (0.03, 0.08, 0.2, 0.45, 0.8) for sign in (1.0, -1.0)]
 )
+POSITIONS = ("first token of a round", "bonus token")
+_AT_POSITIONS = ("location", "spread", "said before")
 SCORES = (
     *("by rank: location", "by rank: spread", "by rank: skewness", "by rank: tails"),
     *("by id: location", "by id: spread"),
@@ -29,6 +32,7 @@ SCORES = (
     *("like the token before, by rank", "like the token before, by id"),
     *("like all before in the answer, by rank", "like all before in the answer, by id"),
     *("as before behind this token", "as before behind this beginning"),
+    *(f"{position}: {score}" for position in POSITIONS for score in _AT_POSITIONS),
 )
 """Subjects of the bets."""
 _BETS = len(SCORES) * len(_STRENGTHS)
@@ -74,11 +78,13 @@ class AnswerScores:
         random: draws the randomized transforms.
         memory: of all answers before.
         prompt: number of the prompt.
+        origins: of the answer's tokens, as a server tells them; empty if it does not.
     """
 
     random: np.random.Generator
     memory: Leanings
     prompt: int
+    origins: Sequence[str] = ()
     by_rank: list[float] = field(default_factory=list)
     by_id: list[float] = field(default_factory=list)
     others: list[list[float]] = field(default_factory=list)
@@ -109,8 +115,24 @@ class AnswerScores:
             before = np.append(0.0, np.cumsum(first)[:-1]) / np.sqrt(np.arange(len(first)) + 1.0)
             columns.append(first * np.clip(before, -1.0, 1.0))
         columns += [*np.array(self.others)[:, 1:].T]
+        for member in positions_of(self.origins, len(columns[0])):
+            columns += [member * columns[index] for index in (0, 1, 6)]
         clipped: Floats = np.clip(np.stack(columns, 1), -1.0, 1.0)
         return clipped
+
+
+def positions_of(origins: Sequence[str], count: int) -> Floats:
+    """Membership of tokens in POSITIONS, [POSITIONS, count]; zero without origins.
+
+    Both are decided before the token is drawn. A position between them is not: `block` and `traversal` accept
+    a token by what was drafted behind it, so tokens that follow an accepted one need not follow their rows.
+    """
+    members = np.zeros((len(POSITIONS), count))
+    if len(origins) == count:
+        ends = ["", *origins[:-1]]
+        members[0] = [before != "accepted" for before in ends]
+        members[1] = [own == "bonus" for own in origins]
+    return members
 
 
 @dataclass

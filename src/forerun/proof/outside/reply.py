@@ -20,6 +20,7 @@ class Spoken:
         logprobs: log probability of each token; None where the server tells none.
         top: log probabilities of the likeliest tokens there, by text.
         finish_reason: stop, length or another word of the server's.
+        origins: accepted, recovered, bonus or plain, for each token; empty if the server does not tell.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Spoken:
     logprobs: tuple[float | None, ...]
     top: tuple[Mapping[str, float], ...]
     finish_reason: str | None
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,4 +121,5 @@ def _spoken(choice: Mapping[str, Any]) -> Spoken:
         tuple(logprobs),
         tuple(top),
         choice.get("finish_reason"),
+        tuple(choice.get("token_origins") or ()),
     )

@@ -18,7 +18,7 @@ from forerun.proof.outside.greedy import (
 )
 from forerun.proof.outside.promises import KEPT, Promise
 from forerun.proof.outside.run import OutsideProof, Subjects
-from forerun.proof.outside.sampled import OnOffResult, RowsResult
+from forerun.proof.outside.sampled import EDGE, HOTTER, OnOffResult, RowsResult
 from forerun.proof.outside.two_sample import answers_needed
 from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
@@ -86,6 +86,7 @@ def _content(proof: OutsideProof, subjects: Subjects) -> dict[str, Any]:
 
 
 def _rows_content(rows: RowsResult) -> dict[str, Any]:
+    control = rows.control
     return {
         "subject": rows.subject,
         "answers": rows.answers,
@@ -95,6 +96,11 @@ def _rows_content(rows: RowsResult) -> dict[str, Any]:
         "impossible": rows.impossible,
         "deviation_seen": rows.deviation if rows.evidence.count else None,
         "result": "alarm" if rows.alarm else "ok",
+        "negative_control": {
+            "tokens": control.evidence.count,
+            "total_variation": control.distance,
+            "caught": control.evidence.alarms(rows.level),
+        },
     }
 
 
@@ -121,11 +127,11 @@ def _greedy(greedy: GreedyResult) -> Table:
             )
     counts = ("prompts", "tokens", "identical", "rounding", "unclear", "defects")
     cells = map(_situation, greedy.situations)
-    notes = [*_greedy_scope(greedy), *lines]
+    notes = [*greedy_scope(greedy), *lines]
     return Table.of("Greedy answers", ("greedy", *counts, "result"), cells, notes=notes)
 
 
-def _greedy_scope(greedy: GreedyResult) -> Iterator[str]:
+def greedy_scope(greedy: GreedyResult) -> Iterator[str]:
     """Sentences on the rounding that is allowed for, and on what would be seen."""
     noise, tokens = greedy.noise, sum(one.tokens for one in greedy.situations)
     repeated = f"{noise.differing} of {noise.runs} repeated answers without speculation differed"
@@ -171,13 +177,25 @@ def _situation(result: SituationResult) -> list[Cell | str]:
 
 def _rows(results: list[RowsResult]) -> Table:
     contents = [_rows_content(one) for one in results]
+    control = contents[0]["negative_control"]
     cells = [
-        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in content.values()]
-        for content in contents
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+        for *values, _ in (content.values() for content in contents)
     ]
-    header = [name.replace("_", " ") for name in contents[0]]
-    seen = f"The deviation is one in total variation that would be seen with probability {POWER}."
-    return Table.of("Sampled tokens against the reference's rows", header, cells, notes=[seen])
+    header = [name.replace("_", " ") for name in list(contents[0])[:-1]]
+    notes = [
+        f"The deviation is one in total variation that would be seen with probability {POWER}.",
+        f"Tokens are impossible beyond {EDGE:g}, an assumption, in log probability behind the edge of top-k, "
+        "top-p or min-p.",
+        f"Negative control: {control['tokens']} tokens drawn from these rows at {HOTTER:.3g} times the "
+        f"temperature, {control['total_variation']:.2g} in total variation, are "
+        + ("caught." if control["caught"] else "not caught: this budget is too small for that."),
+    ]
+    if results[0].tells_origins:
+        notes.append(
+            "First tokens of rounds and bonus tokens, which the server tells, have bets of their own."
+        )
+    return Table.of("Sampled tokens against the reference's rows", header, cells, notes=notes)
 
 
 def _on_off(result: OnOffResult) -> Table:
@@ -190,7 +208,11 @@ def _on_off(result: OnOffResult) -> Table:
         f"A deviation of {seen:.2g} in total variation between whole answers would have been seen with "
         f"probability {POWER}."
     )
-    return Table.of("Sampled answers on and off", ("test", *titles), cells, notes=[limit])
+    caught = "caught" if result.control < result.level else "not caught: this budget is too small"
+    control = (
+        f"Negative control, one answer in place of every fifth: p {result.control:.2g}, {caught}."
+    )
+    return Table.of("Sampled answers on and off", ("test", *titles), cells, notes=[limit, control])
 
 
 def _promises(promises: list[Promise]) -> Table:

@@ -18,9 +18,13 @@ from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.reply import Spoken
 from forerun.proof.outside.subject import Body, Subject
 from forerun.proof.outside.two_sample import SampledAnswer, permutation_tests
+from forerun.theory.goodness_of_fit import mean_total_variation, sharpened
+from forerun.theory.inputs import Floats, Ints
 
 # Requests at a time, and tokens that no row allows before they count as a defect: one may be an edge.
 AT_ONCE, _FEW = 4, 2
+HOTTER = 4.0 / 3.0
+"""Temperature of the negative control."""
 EDGE = 0.25
 """Log probability by which a token may lie behind the last one that top-k, top-p or min-p leave: assumed.
 
@@ -34,24 +38,55 @@ _FIELDS = (
 
 
 @dataclass
+class Control:
+    """Negative control: tokens drawn here in place of an answer's, at HOTTER times the temperature.
+
+    Args:
+        evidence: evidence against the rows.
+        moved: total variation of all tokens.
+    """
+
+    evidence: Evidence = field(default_factory=Evidence)
+    moved: float = 0.0
+
+    @property
+    def distance(self) -> float:
+        """Mean total variation of a token."""
+        return self.moved / max(self.evidence.count, 1)
+
+    def draw(self, rows: Floats, random: np.random.Generator) -> Ints:
+        """Tokens [N] in place of those that rows [N, V] gave."""
+        hotter = sharpened(rows, 1.0 / HOTTER - 1.0)
+        self.moved += mean_total_variation(rows, hotter) * len(rows)
+        bounds = hotter.cumsum(1)
+        drawn = random.random((len(rows), 1)) * bounds[:, -1:]
+        chosen: Ints = (bounds <= drawn).sum(1)
+        return chosen
+
+
+@dataclass
 class RowsResult:
     """Tokens of a subject against the reference's rows.
 
     Args:
         subject: name of the subject.
         evidence: always-valid evidence against the rows.
+        control: tokens that do not follow the rows.
         impossible: tokens that the rows exclude.
         level: probability of a false alarm.
         mismatch: why the reference's rows are not the server's; empty if they are.
         answers: number of answers.
+        tells_origins: the subject tells accepted from recovered and bonus tokens.
     """
 
     subject: str
     level: float
     evidence: Evidence = field(default_factory=Evidence)
+    control: Control = field(default_factory=Control)
     impossible: int = 0
     answers: int = 0
     mismatch: str = ""
+    tells_origins: bool = False
 
     @property
     def alarm(self) -> bool:
@@ -83,7 +118,9 @@ def against_rows(
         outputs: amount, and sampling parameters; no seeds, which would select another rule in some engines.
     """
     started, result = perf_counter(), RowsResult(subject.name, outputs.level)
-    random = np.random.default_rng([0x6F7574, outputs.seed % 2**64])
+    random, own_random = (
+        np.random.default_rng([0x6F7574 + own, outputs.seed % 2**64]) for own in range(2)
+    )
     body, count = body_of(outputs), 0
     while not result.alarm and result.evidence.count < outputs.num_tokens:
         if count and outputs.seconds is not None and perf_counter() - started > outputs.seconds:
@@ -97,13 +134,21 @@ def against_rows(
             if result.mismatch:
                 return result
             ids = [token for token in spoken.tokens if isinstance(token, int)]
-            scores = AnswerScores(random, result.evidence.memory, place)
+            if not ids:
+                continue
+            scores = AnswerScores(random, result.evidence.memory, place, spoken.origins)
+            spoilt = AnswerScores(own_random, result.control.evidence.memory, place)
+            caught = result.control.evidence.alarms(outputs.level)
             for rows, chosen, excluded in reference.rows(prompt, ids, outputs.params, EDGE):
                 scores.add(rows, chosen)
                 result.impossible += excluded
-            if ids:
-                result.evidence.add(scores.scores())
-                result.answers += 1
+                if not caught:
+                    spoilt.add(rows, result.control.draw(rows, own_random))
+            result.evidence.add(scores.scores())
+            result.answers += 1
+            result.tells_origins |= bool(spoken.origins)
+            if not caught:
+                result.control.evidence.add(spoilt.scores())
         if not result.evidence.count:
             result.mismatch = "its answers are empty"
             return result
@@ -136,11 +181,13 @@ class OnOffResult:
         level: probability of a false alarm in each look.
         answers: answers on each side, in the first look and in a second one after an alarm.
         p_values: by test, after Holm's correction, of each look.
+        control: least p-value of the first look with a fifth of the answers on replaced, see `_repeated`.
     """
 
     level: float
     answers: list[int] = field(default_factory=list)
     p_values: list[dict[str, float]] = field(default_factory=list)
+    control: float = 1.0
 
     @property
     def alarm(self) -> bool:
@@ -164,9 +211,17 @@ def on_against_off(
         pairs, answers = _draw((on, off), prompts, body_of(outputs), count, seconds)
         result.answers.append(answers)
         result.p_values.append(permutation_tests(pairs, outputs.seed + look))
+        if look == 1:
+            spoilt = [(_repeated(on), off) for on, off in pairs]
+            result.control = min(permutation_tests(spoilt, outputs.seed).values())
         if min(result.p_values[-1].values()) >= outputs.level:
             break
     return result
+
+
+def _repeated(answers: Sequence[SampledAnswer]) -> list[SampledAnswer]:
+    """Negative control: answers of which the first one stands in place of every fifth."""
+    return [answers[0] if number % 5 == 1 else answer for number, answer in enumerate(answers)]
 
 
 def _draw(

@@ -27,6 +27,7 @@ _EXTRAS: Sequence[Body] = tuple(
     {**neutral, **told}
     for neutral in ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"top_p": 1.0}, {})
     for told in (
+        {"logprobs": 5, "return_token_ids": True, "return_origins": True},
         {"logprobs": 5, "return_token_ids": True},
         {"logprobs": 5},
         {"return_token_ids": True},
