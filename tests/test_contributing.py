@@ -33,14 +33,14 @@ def block(language: str, heading: str) -> str:
     return str(code)
 
 
-def changed(tmp_path: Path, heading: str) -> Path:
-    """A copy of the package with the change that is shown under a heading."""
+def changed(tmp_path: Path, heading: str, files: int = 1) -> Path:
+    """A copy of the package with the change that is shown under a heading, in so many files."""
     copied = tmp_path / "src" / "forerun"
     shutil.copytree(
         ROOT / "src" / "forerun", copied, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
     change = block("diff", heading)
-    assert change.count("+++ ") == 1, "one file"
+    assert change.count("+++ ") == files
     subprocess.run(["git", "apply", "-"], input=change, text=True, cwd=tmp_path, check=True)
     return tmp_path / "src"
 
@@ -67,6 +67,39 @@ def test_an_option_of_a_method_is_one_field(tmp_path: Path) -> None:
     )
     refused = run(*program, "generate", "--prompt", "a", "--method", "ngram")
     assert "--prompt-lookup-positions is 65; it must be an integer in [1, 64]." in refused
+
+
+def test_a_command_is_one_file_and_its_row(tmp_path: Path) -> None:
+    source = changed(tmp_path, "Adding a command", files=2)
+    assert "Count the tokens of a text." in run(source, "-m", "forerun.cli.main", "--help")
+    text = run(source, "-m", "forerun.cli.main", "tokens", "-m", "zoo", "def f(x):")
+    assert re.fullmatch(r"\d+ tokens", text.strip())
+    assert "--threads INTEGER" in run(source, "-m", "forerun.cli.main", "tokens", "--help")
+
+
+def test_an_option_of_a_command_is_one_file(tmp_path: Path) -> None:
+    program = (changed(tmp_path, "Adding an option to a command"), "-m", "forerun.cli.main")
+    assert "Pairs of runs of each question.  [default: 3]" in run(*program, "demo", "--help")
+    assert "--pairs is 0; it must be an integer in [1, 1000]" in run(
+        *program, "demo", "--pairs", "0"
+    )
+
+
+CHART = """
+from forerun.bench.roofline.report import report_of
+from forerun.bench.roofline.rows import Forward, Roofline
+
+rows = [
+    Forward("target", "m", "bf16", n, 16, 1e9, 1e9 * n, n, 1e9, 1e12, "memory", *[1.0] * 6)
+    for n in (1, 4)
+]
+print(*(chart.title for chart in report_of(Roofline("here", rows)).charts), sep=", ")
+"""
+
+
+def test_a_chart_is_one_file(tmp_path: Path) -> None:
+    text = run(changed(tmp_path, "Adding a chart"), "-c", CHART)
+    assert text.strip() == "m (bf16) on here, Cost of checking"
 
 
 def test_a_method_of_another_package_is_one_module(
