@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun import container
-from forerun.container import cpu_limit, memory_left
-from forerun.processor import cores
+from forerun import processor
+from forerun.processor import cores, cpu_limit, memory_left
 
 
 @pytest.fixture
@@ -16,8 +15,8 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this process's control group, version 2, two levels below the root."""
     process = tmp_path / "process"
     process.write_text("0::/pod/app\n")
-    monkeypatch.setattr(container, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(container, "PROCESS", process)
+    monkeypatch.setattr(processor, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(processor, "PROCESS", process)
     inner = tmp_path / "root" / "pod" / "app"
     inner.mkdir(parents=True)
     return inner
@@ -49,7 +48,7 @@ def test_pages_of_files_are_free(group: Path) -> None:
 
 def test_version_1_has_a_folder_for_each_controller(group: Path) -> None:
     root = group.parents[1]
-    container.PROCESS.write_text("4:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n")
+    processor.PROCESS.write_text("4:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n")
     for folder in ("cpu/a", "memory/a"):
         (root / folder).mkdir(parents=True)
     (root / "cpu/a/cpu.cfs_quota_us").write_text("200000\n")

@@ -1,13 +1,66 @@
-"""The processor: its name, and how much of it this process may use."""
+"""The processor: its name, and how much of it and of memory this process may use, in a container too."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-from forerun.container import cpu_limit
+ROOT, PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cpu_limit() -> float | None:
+    """Processors' worth of time that this process may use; None without a limit."""
+    limits = []
+    for folder in _folders("cpu"):
+        # Version 2 has both numbers in one file, version 1 has a file for each.
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota = quota or _read(folder / "cpu.cfs_quota_us")
+        period = period or _read(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def memory_left() -> int | None:
+    """Bytes that this process may still take; None without a limit."""
+    left = []
+    for folder in _folders("memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        if limit.isdecimal() and used.isdecimal():
+            # Pages of files count as used, but the system drops them when memory is needed.
+            files = _statistics(folder / "memory.stat")
+            cached = files.get("total_inactive_file", files.get("inactive_file", 0))
+            left.append(max(int(limit) - int(used) + cached, 0))
+    return min(left, default=None)
+
+
+def _folders(controller: str) -> Iterator[Path]:
+    """Control groups that limit this process, the innermost first; both versions of control groups."""
+    for line in _read(PROCESS).splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = ROOT / controller if controllers else ROOT
+        group = PurePosixPath(path.lstrip("/"))
+        for inner in (group, *group.parents):
+            yield root / inner
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _read(path: Path) -> str:
+    """The text of a file; empty if it is missing or unreadable."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def cpu_name() -> str:

@@ -20,7 +20,7 @@ from forerun.engine.parts import TimedRound
 from forerun.errors import ConfigError, PromptError
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
-from forerun.trees.plans import plan_tree
+from forerun.trees.search import plan_tree
 
 TARGET, DRAFT = ToyModel(11), ToyModel(11, noise=1.0)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8]]

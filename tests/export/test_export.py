@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.export.export import export_head, write_export
-from forerun.export.findings import LLAMA_CPP, SGLANG, VLLM
-from forerun.export.head import PublishedHead
+from forerun.export.head import LLAMA_CPP, SGLANG, VLLM, PublishedHead
 from forerun.export.readings import reading_of
 from forerun.export.replay import ObservedText, draft
 from forerun.export.rules import check_head

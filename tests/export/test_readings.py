@@ -13,8 +13,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.export.export import export_head, write_export
-from forerun.export.findings import VERSIONS
-from forerun.export.head import PublishedHead
+from forerun.export.head import VERSIONS, PublishedHead
 from forerun.export.readings import reading_of
 from forerun.export.replay import ObservedText, draft
 from forerun.heads.eagle3 import Eagle3Head

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from forerun.contracts import CausalLM
-from forerun.export.findings import LLAMA_CPP, SGLANG, VERSIONS, VLLM
-from forerun.export.head import PublishedHead
+from forerun.export.head import LLAMA_CPP, SGLANG, VERSIONS, VLLM, PublishedHead
 from forerun.export.readings import reading_of
 from forerun.export.replay import ObservedText, Replay, draft, go_on, layers_read, run_readings
 from forerun.export.rules import check_head

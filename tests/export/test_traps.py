@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.export.findings import EVERY, VERSIONS, Severity
-from forerun.export.head import PublishedHead
+from forerun.export.head import EVERY, VERSIONS, PublishedHead, Severity
 from forerun.export.rules import check_head
 from tests.helpers import published_heads as published
 from tests.helpers.published_heads import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from forerun.theory.trees import distinct_sibling_acceptance, sibling_acceptance
+from forerun.theory.acceptance import distinct_sibling_acceptance, sibling_acceptance
 
 
 def expected_tokens_tree(parents: Sequence[int], acceptance: ArrayLike) -> float:

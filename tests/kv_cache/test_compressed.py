@@ -79,32 +79,6 @@ def test_what_stays_is_what_was_attended_to(method: str, pair: Any) -> None:
             close(mine[layer][1, :, :STAY], wanted, 1e-10)
 
 
-def test_expected_attention_is_that_of_many_queries(pair: Any) -> None:
-    """Its score, beside the mean attention weight of queries drawn from the distribution that it fits and
-    rotated by the mean rotation."""
-    _, model = pair
-    cache = model.compressed_cache(
-        1, 64, settings("expected_attention", kv_budget=None, kv_compression_ratio=0.1)
-    )
-    run(model, cache, tokens(1, LENGTH))
-    method, held = cache.method, cache._held(0, 0, LENGTH)
-    log = cache._logs[0].between(0, 0, LENGTH, 0)
-    found = method.score(held, method.count(held, log, None))
-    queries = log.vectors.double()
-    ahead = (LENGTH + torch.arange(512)).expand(4000, -1)
-    generator = torch.Generator().manual_seed(0)
-    expected = []
-    for head in range(4):
-        mean, spread = queries[head].mean(0), queries[head].T.cov(correction=0)
-        root = torch.linalg.cholesky(spread + 1e-9 * torch.eye(6, dtype=torch.float64))
-        draws = mean + torch.randn(4000, 6, generator=generator, dtype=torch.float64) @ root.T
-        rotated = held.rotate(draws[None], ahead)[0]
-        weights = (rotated @ held.keys[head // 2].T * 6**-0.5).exp().mean(0)
-        expected.append(weights / weights.sum())
-    wanted = torch.stack(expected).unflatten(0, (2, 2)).mean(1) * held.values.norm(dim=-1)
-    close(found / found.sum(-1, keepdim=True), wanted / wanted.sum(-1, keepdim=True), 0.05)
-
-
 def test_streaming_llm_is_a_view_of_the_text(pair: Any) -> None:
     """What stays keeps its positions: the next token reads as if through a view of the whole cache."""
     _, model = pair

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from forerun.errors import CheckpointError
-from forerun.export.findings import TITLES
-from forerun.export.head import PublishedHead
+from forerun.export.head import TITLES, PublishedHead
 from forerun.export.rules import value_rules
 from forerun.heads.files import HeadFiles, write_head
 from recipes.publish import in_4_bits, publish_head

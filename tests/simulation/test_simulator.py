@@ -22,7 +22,7 @@ from forerun.simulation.simulator import (
     speculative,
 )
 from forerun.theory import formulas
-from forerun.theory.rows import acceptance_rate
+from forerun.theory.acceptance import acceptance_rate
 from tests.helpers.small_models import GreedyModel, NgramModel, TableModel
 from tests.helpers.theory_strategies import RandomRows
 

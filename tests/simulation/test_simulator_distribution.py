@@ -13,7 +13,7 @@ import pytest
 
 from forerun.simulation import simulator
 from forerun.simulation.simulator import Context, speculative
-from forerun.theory import chains
+from forerun.theory import acceptance
 from tests.helpers.small_models import prefix_tables
 from tests.helpers.theory_strategies import RandomRows
 
@@ -130,4 +130,4 @@ def test_enumerated_chains_accept_what_the_formula_says(seed: int) -> None:
         )
     )
     tables = prefix_tables(target, (), 3), prefix_tables(draft, (), 3)
-    assert tokens == pytest.approx(1.0 + chains.token_rule_survival(*tables).sum(), abs=1e-12)
+    assert tokens == pytest.approx(1.0 + acceptance.token_rule_survival(*tables).sum(), abs=1e-12)

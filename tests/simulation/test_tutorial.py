@@ -18,6 +18,7 @@ from forerun.simulation.simulator import (
     Simulation,
     speculative,
 )
+from forerun.theory.acceptance import corrected_distribution
 from forerun.theory.formulas import (
     acceptance_ceiling,
     break_even_acceptance,
@@ -25,7 +26,6 @@ from forerun.theory.formulas import (
     optimal_length,
     speedup,
 )
-from forerun.theory.rows import corrected_distribution
 
 TARGET_ROW = "0.374 0.345 0.062 0.041 0.048 0.018 0.011 0.046 0.003 0.052"
 DRAFT_ROW = "0.101 0.237 0.208 0.111 0.044 0.111 0.045 0.055 0.044 0.043"

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Draft, Tree
-from forerun.theory import chains, trees
+from forerun.theory import acceptance
+from forerun.theory.acceptance import acceptance_rate, corrected_distribution
 from forerun.theory.enumeration import end_probabilities
 from forerun.theory.formulas import expected_tokens
-from forerun.theory.rows import acceptance_rate, corrected_distribution
 from forerun.verification import token
-from forerun.verification.block import BlockRule
 from forerun.verification.decision import Decision
+from forerun.verification.traversal import BlockRule
 from tests.helpers.theory_strategies import row_pairs
 from tests.helpers.tree_tokens import expected_tokens_branching, expected_tokens_tree
 
@@ -60,8 +60,8 @@ def enumerated_tokens(
 def test_chains_are_what_the_shipped_rules_accept(seed: int) -> None:
     p, q = prefix_rows(seed, 3, 3), prefix_rows(seed + 50, 3, 3)
     by_token, by_block = (
-        1.0 + chains.token_rule_survival(p, q).sum(),
-        1.0 + chains.block_rule_survival(p, q).sum(),
+        1.0 + acceptance.token_rule_survival(p, q).sum(),
+        1.0 + acceptance.block_rule_survival(p, q).sum(),
     )
     assert by_token == pytest.approx(enumerated_tokens(token.decide, p, q), abs=1e-12)
     assert by_block == pytest.approx(enumerated_tokens(BlockRule().decide, p, q), abs=1e-12)
@@ -71,8 +71,8 @@ def test_chains_are_what_the_shipped_rules_accept(seed: int) -> None:
 def test_the_example_of_block_verification() -> None:
     """Sun et al.: two coins, 10/9 tokens accepted by token, 11/9 by block, 12/9 being the bound."""
     p, q = np.array([[1 / 3, 2 / 3]] * 2), np.array([[2 / 3, 1 / 3]] * 2)
-    assert chains.token_rule_survival(p, q).sum() == pytest.approx(10 / 9)
-    assert chains.block_rule_survival(p, q).sum() == pytest.approx(11 / 9)
+    assert acceptance.token_rule_survival(p, q).sum() == pytest.approx(10 / 9)
+    assert acceptance.block_rule_survival(p, q).sum() == pytest.approx(11 / 9)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 4))
@@ -80,14 +80,14 @@ def test_block_accepts_more_than_token_and_less_than_the_overlap_of_whole_prefix
     seed: int, vocab_size: int, length: int
 ) -> None:
     p, q = prefix_rows(seed, vocab_size, length), prefix_rows(seed + 1, vocab_size, length)
-    by_token, by_block = chains.token_rule_survival(p, q), chains.block_rule_survival(p, q)
+    by_token, by_block = acceptance.token_rule_survival(p, q), acceptance.block_rule_survival(p, q)
     joint_p, joint_q, bound = np.ones(()), np.ones(()), []
     for target, draft in zip(p, q, strict=True):
         joint_p, joint_q = joint_p[..., None] * target, joint_q[..., None] * draft
         bound.append(np.minimum(joint_p, joint_q).sum())
     assert np.all(by_token <= by_block + 1e-12)
     assert np.all(by_block <= np.array(bound) + 1e-12)
-    assert chains.block_rule_survival(p, p) == pytest.approx(np.ones(length))
+    assert acceptance.block_rule_survival(p, p) == pytest.approx(np.ones(length))
 
 
 @given(row_pairs(), st.integers(1, 5))
@@ -96,7 +96,7 @@ def test_rows_without_context_are_independent_acceptance(
 ) -> None:
     p, q = (np.tile(row, (length, 1)) for row in pair)
     alpha = acceptance_rate(*pair)
-    tokens = 1.0 + chains.token_rule_survival(p, q).sum()
+    tokens = 1.0 + acceptance.token_rule_survival(p, q).sum()
     assert tokens == pytest.approx(expected_tokens(alpha, length))
     branching = [1] * length
     for replacement in (True, False):
@@ -111,7 +111,7 @@ def test_rows_without_context_are_independent_acceptance(
 def test_more_siblings_are_accepted_more_often(
     pair: tuple[np.ndarray, np.ndarray], count: int
 ) -> None:
-    for siblings in (trees.sibling_acceptance, trees.distinct_sibling_acceptance):
+    for siblings in (acceptance.sibling_acceptance, acceptance.distinct_sibling_acceptance):
         by_rank = siblings(*pair, count)
         assert by_rank[0] == pytest.approx(acceptance_rate(*pair))
         assert np.all(by_rank >= 0.0)
@@ -120,7 +120,7 @@ def test_more_siblings_are_accepted_more_often(
     p, q = pair
     if np.all(q > 0):
         # All tokens are offered once: one of them is taken.
-        assert trees.distinct_sibling_acceptance(p, q, len(q)).sum() == pytest.approx(1.0)
+        assert acceptance.distinct_sibling_acceptance(p, q, len(q)).sum() == pytest.approx(1.0)
 
 
 def test_siblings_with_replacement_by_brute_force() -> None:
@@ -134,7 +134,7 @@ def test_siblings_with_replacement_by_brute_force() -> None:
             by_rank[rank] += reached * accept
             reached *= 1.0 - accept
             left = corrected_distribution(left, q)
-    assert trees.sibling_acceptance(p, q, 3) == pytest.approx(by_rank)
+    assert acceptance.sibling_acceptance(p, q, 3) == pytest.approx(by_rank)
 
 
 def test_a_tree_by_hand() -> None:
@@ -148,6 +148,6 @@ def test_a_tree_by_hand() -> None:
 
 def test_a_uniform_tree_by_its_branching() -> None:
     p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
-    by_rank = trees.distinct_sibling_acceptance(p, q, 2)
+    by_rank = acceptance.distinct_sibling_acceptance(p, q, 2)
     by_nodes = expected_tokens_tree(Tree.branching([2, 2, 2]).parents, by_rank)
     assert by_nodes == pytest.approx(expected_tokens_branching(p, q, [2, 2, 2]))

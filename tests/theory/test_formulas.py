@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.theory import chains, formulas, trees
+from forerun.theory import acceptance, formulas
 from forerun.theory.formulas import expected_tokens, optimal_length, speedup
 
 NAN, INF = float("nan"), float("inf")
@@ -158,12 +158,12 @@ def test_break_even_of_one_token_is_the_cost_ratio() -> None:
         lambda: optimal_length(0.5, 0.1, 2, verification_cost=[[1.0], [2.0]]),
         lambda: formulas.acceptance_ceiling(2.0),
         lambda: formulas.break_even_acceptance(3, -1.0),
-        lambda: chains.block_rule_survival(np.ones((2, 1)), np.ones((3, 1))),
-        lambda: chains.token_rule_survival([np.ones((2, 1))], [np.ones((2, 1))]),
-        lambda: chains.token_rule_survival(np.full((30, 4), 0.25), np.full((30, 4), 0.25)),
-        lambda: trees.sibling_acceptance([1.0], [1.0], 0),
-        lambda: trees.distinct_sibling_acceptance([[1.0]], [[1.0]], 2),
-        lambda: trees.distinct_sibling_acceptance(np.full(50, 0.02), np.full(50, 0.02), 9),
+        lambda: acceptance.block_rule_survival(np.ones((2, 1)), np.ones((3, 1))),
+        lambda: acceptance.token_rule_survival([np.ones((2, 1))], [np.ones((2, 1))]),
+        lambda: acceptance.token_rule_survival(np.full((30, 4), 0.25), np.full((30, 4), 0.25)),
+        lambda: acceptance.sibling_acceptance([1.0], [1.0], 0),
+        lambda: acceptance.distinct_sibling_acceptance([[1.0]], [[1.0]], 2),
+        lambda: acceptance.distinct_sibling_acceptance(np.full(50, 0.02), np.full(50, 0.02), 9),
     ],
 )
 def test_what_is_out_of_range_is_refused(call: Callable[[], object]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from forerun.errors import DistributionError
-from forerun.theory import rows, trees
-from forerun.theory.rows import acceptance_rate, corrected_distribution, total_variation
+from forerun.theory import acceptance
+from forerun.theory.acceptance import acceptance_rate, corrected_distribution, total_variation
 from tests.helpers.theory_strategies import row_pairs
 
 NAN, INF = float("nan"), float("inf")
@@ -44,7 +44,7 @@ def test_coupled_draws_meet_as_often_as_they_can_be_shown_to(
     pair: tuple[np.ndarray, np.ndarray],
 ) -> None:
     apart = total_variation(*pair)
-    met = rows.coupled_acceptance_rate(*pair)
+    met = acceptance.coupled_acceptance_rate(*pair)
     assert (1 - apart) / (1 + apart) - 1e-12 <= met <= 1 - apart + 1e-12
 
 
@@ -53,7 +53,7 @@ def test_coupled_draws_are_the_gumbel_argmax() -> None:
     p, q = random.dirichlet(np.ones(5)), random.dirichlet(np.ones(5))
     noise = random.gumbel(size=(200_000, 5))
     met = np.mean((np.log(p) + noise).argmax(1) == (np.log(q) + noise).argmax(1))
-    assert abs(met - rows.coupled_acceptance_rate(p, q)) < 4 * 0.5 / math.sqrt(200_000)
+    assert abs(met - acceptance.coupled_acceptance_rate(p, q)) < 4 * 0.5 / math.sqrt(200_000)
 
 
 def test_rows_broadcast_and_take_single_precision() -> None:
@@ -87,9 +87,9 @@ def test_rows_that_are_no_probabilities_are_refused(p: Any, q: Any) -> None:
         total_variation,
         acceptance_rate,
         corrected_distribution,
-        rows.coupled_acceptance_rate,
+        acceptance.coupled_acceptance_rate,
     ]
-    for function in (*functions, lambda p, q: trees.sibling_acceptance(p, q, 2)):
+    for function in (*functions, lambda p, q: acceptance.sibling_acceptance(p, q, 2)):
         with pytest.raises(DistributionError) as caught:
             function(p, q)
         assert "\n" not in str(caught.value)

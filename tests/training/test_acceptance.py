@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.theory.trees import distinct_sibling_acceptance
-from forerun.training.acceptance import AcceptanceTable, sibling_shares
+from forerun.theory.acceptance import distinct_sibling_acceptance
+from forerun.training.objective import AcceptanceTable, sibling_shares
 
 DRAWS = 20_000
 

@@ -17,9 +17,9 @@ from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import RunConfig
-from forerun.training.acceptance import mean_of
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.draft import TextObjective
+from forerun.training.objective import mean_of
 from forerun.training.target import Teacher
 from tests.helpers.drafter_runs import run_of, save_data, save_target
 from tests.helpers.tiny_models import VOCAB, tokens

@@ -12,10 +12,9 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training.acceptance import mean_of
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.eagle3 import Eagle3Module, Eagle3Objective, vocabulary_of
-from forerun.training.objective import AnchoredTokens
+from forerun.training.objective import AnchoredTokens, mean_of
 from forerun.training.target import Teacher
 from tests.helpers.eagle_heads import VARIANTS, Made, Reference, published
 from tests.helpers.kernel_models import needs_kernels

@@ -11,8 +11,7 @@ import pytest
 from forerun import load
 from forerun.errors import TrainingError
 from forerun.heads.files import HeadFiles
-from forerun.training.acceptance import AcceptanceTable
-from forerun.training.objective import RANKS
+from forerun.training.objective import RANKS, AcceptanceTable
 from forerun.training.untrained import take_weights
 from tests.helpers.drafter_runs import OWN, run_of, save_data, save_target
 

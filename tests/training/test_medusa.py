@@ -17,9 +17,9 @@ from forerun.heads.files import HeadFiles, write_head
 from forerun.heads.layers import borrowed_rows
 from forerun.heads.medusa import MedusaConfig, MedusaHead
 from forerun.models.checkpoint import model_from_tensors
-from forerun.training.acceptance import mean_of
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.medusa import MedusaModule, MedusaObjective
+from forerun.training.objective import mean_of
 from forerun.training.target import Teacher
 from tests.helpers.tiny_models import tiny_config, tiny_model
 

@@ -22,8 +22,8 @@ from forerun.testing.enumeration import (
 )
 from forerun.testing.verifier_check import CHAINS, TREES
 from forerun.verification import token, traversal
-from forerun.verification.block import BlockRule
 from forerun.verification.decision import Decision, acceptance
+from forerun.verification.traversal import BlockRule
 from tests.helpers import block_reference
 from tests.helpers import traversal_reference as reference
 

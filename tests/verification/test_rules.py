@@ -36,7 +36,7 @@ from forerun.verification import (
     typical,
     verify_one,
 )
-from forerun.verification.block import BlockRule
+from forerun.verification.traversal import BlockRule
 from tests.helpers.verification import verify_logits
 
 pytestmark = pytest.mark.usefixtures("form")

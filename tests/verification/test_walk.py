@@ -18,7 +18,7 @@ from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel, TreeDrafter
 from forerun.theory.enumeration import end_probabilities
 from forerun.verification import token, traversal
-from forerun.verification.block import BlockRule
+from forerun.verification.traversal import BlockRule
 from tests.helpers.verification import walk
 
 pytestmark = pytest.mark.usefixtures("form")

@@ -1,4 +1,4 @@
-"""Compression of a target's cache by evicting tokens: approximate, one file per method.
+"""Compression of a target's cache by evicting tokens, which is approximate, and its options.
 
 Importing it loads no torch: the command line derives flags and help from it.
 """
@@ -10,12 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from forerun.compression.base import Method
-from forerun.compression.expected_attention import ExpectedAttention
-from forerun.compression.h2o import H2O
-from forerun.compression.snapkv import SnapKV
-from forerun.compression.streaming_llm import StreamingLLM
-from forerun.compression.tova import TOVA
+from forerun.compression.methods import H2O, TOVA, Method, SnapKV, StreamingLLM
 from forerun.errors import ConfigError
 from forerun.options import changes, known, options
 from forerun.registry import Registry
@@ -26,7 +21,6 @@ METHODS = Registry(
     "kv_method",
     "forerun.kv_methods",
     {
-        "expected_attention": ExpectedAttention,
         "h2o": H2O,
         "snapkv": SnapKV,
         "streaming_llm": StreamingLLM,
@@ -57,8 +51,8 @@ class Compression(KeptTokens):
 
     kv_method: Annotated[str | None, known("kv_method", METHODS.names)] = Field(
         default=None,
-        description="Evict keys and values of the target (approximate): streaming_llm, h2o, snapkv, tova or "
-        "expected_attention.",
+        description="Evict keys and values of the target (approximate): streaming_llm, h2o, snapkv or "
+        "tova.",
     )
     kv_budget: int | None = Field(
         default=None,

@@ -4,16 +4,19 @@ from forerun.core.batch import BLOCK_SIZE, Batch, ForwardOutput, HiddenStates, L
 from forerun.core.draft import (
     CONTEXT_FULL,
     NO_DRAFT,
+    NO_HINTS,
     NO_PLAN,
     Draft,
     Drawing,
     Exactness,
+    FinishReason,
+    Hints,
     Origin,
     PlainReason,
     Plan,
+    Request,
     SparseProbs,
     Verdict,
 )
-from forerun.core.request import NO_HINTS, FinishReason, Hints, Request
 from forerun.core.stats import RoundTimes, Stats
 from forerun.core.tree import MOST_NODES, NO_TREE, Tree

@@ -85,7 +85,7 @@ class TokenRecyclingDrafter(LookupDrafter):
                 matrix[tokens] = top.cpu().numpy()
 
     def draft(self, request: Request, plan: Plan) -> Draft:
-        from forerun.trees.plans import best_tree
+        from forerun.trees.search import best_tree
 
         matrix = self._matrices.get(request.hints.namespace)
         if matrix is None:

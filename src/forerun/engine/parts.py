@@ -24,7 +24,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.guarded import GuardedDrafter
 from forerun.engine.settings import check_depth, new_cache
 from forerun.randomness import Randomness
-from forerun.trees.plans import resolve_tree
+from forerun.trees.search import resolve_tree
 from forerun.verification import AUTO, make_rule
 
 

@@ -33,7 +33,7 @@ from forerun.engine.parts import ASKED, Parts, TimedRound
 from forerun.engine.requests import Running, TokenLogprob, token_logprobs
 from forerun.errors import ConfigError
 from forerun.randomness import Randomness
-from forerun.trees.plans import plan_tree
+from forerun.trees.search import plan_tree
 from forerun.verification import TargetRows, drawing_for, rule_for, rule_of
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,17 @@ import torch
 from forerun.contracts import CausalLM
 from forerun.engine.chat import ChatTemplate, encode_text
 from forerun.errors import CheckpointError, ConfigError, UnsupportedModelError
-from forerun.export.findings import EVERY, Finding, Severity, defects, error, note
-from forerun.export.head import EMBEDDING, PublishedHead, Target
+from forerun.export.head import (
+    EMBEDDING,
+    EVERY,
+    Finding,
+    PublishedHead,
+    Severity,
+    Target,
+    defects,
+    error,
+    note,
+)
 from forerun.export.replay import TOKENS, Replay, go_on, layers_read, observe, run_readings
 from forerun.export.rules import check_head
 from forerun.models import Checkpoint, Placement

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.export.findings import VERSIONS, defects
-from forerun.export.head import AUX, PublishedHead, Target
+from forerun.export.head import AUX, VERSIONS, PublishedHead, Target, defects
 from forerun.export.readings import Reading, reading_of, rope_of, window_of
 from forerun.export.rules import check_head
 from forerun.heads.eagle3 import FLAGS

@@ -15,8 +15,19 @@ from typing import Any
 import torch
 
 from forerun.errors import CheckpointError, shown
-from forerun.export.findings import LLAMA_CPP, SGLANG, TITLES, VERSIONS, VLLM, Finding, wrong
-from forerun.export.head import AUX, CONFIG, PublishedHead, Target
+from forerun.export.head import (
+    AUX,
+    CONFIG,
+    LLAMA_CPP,
+    SGLANG,
+    TITLES,
+    VERSIONS,
+    VLLM,
+    Finding,
+    PublishedHead,
+    Target,
+    wrong,
+)
 from forerun.heads.config import layer_ids
 
 DEFAULT_THETA = 10000.0

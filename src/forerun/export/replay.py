@@ -16,8 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.core import Batch
 from forerun.export.export import config_of, target_ids
-from forerun.export.findings import EVERY, TITLES, VERSIONS, Finding, Severity
-from forerun.export.head import PublishedHead, Target
+from forerun.export.head import EVERY, TITLES, VERSIONS, Finding, PublishedHead, Severity, Target
 from forerun.export.readings import Reading, because, differing, reading_of
 from forerun.heads.eagle3 import Eagle3Config, Eagle3Head
 

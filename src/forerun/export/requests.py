@@ -69,8 +69,7 @@ def check(request: CheckRequest) -> Result:
         ForerunError: for a head, a target or an engine that is not known.
     """
     from forerun.export.check import HeadAndTarget
-    from forerun.export.findings import VERSIONS
-    from forerun.export.head import EAGLE3
+    from forerun.export.head import EAGLE3, VERSIONS
 
     pair = HeadAndTarget.open(request.head, request.model, request.place.revision)
     placement = request.place.placement

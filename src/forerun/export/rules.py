@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from forerun.errors import CheckpointError, UnsupportedModelError
-from forerun.export.findings import (
+from forerun.export.head import (
+    AUX,
+    CONFIG,
     EVERY,
     LLAMA_CPP,
     SGLANG,
@@ -17,12 +19,13 @@ from forerun.export.findings import (
     VERSIONS,
     VLLM,
     Finding,
+    PublishedHead,
+    Target,
     error,
     for_engines,
     note,
     wrong,
 )
-from forerun.export.head import AUX, CONFIG, PublishedHead, Target
 from forerun.export.readings import looks_absolute, reading_findings, rope_of, same_rope
 from forerun.heads.config import layer_ids
 from forerun.heads.files import flaws

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.compression import Compression
-from forerun.compression.base import Rotate
+from forerun.compression.methods import Rotate
 from forerun.core import MOST_NODES, Batch
 from forerun.kv_cache.codes import Codes, parts
 from forerun.kv_cache.evicting import STEP, Evicting, QueryLog

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forerun.compression import Compression
-from forerun.compression.base import Held, Queries, Rotate
+from forerun.compression.methods import Held, Queries, Rotate
 from forerun.core import View
 from forerun.errors import CacheError
 from forerun.interrupts import held_back
@@ -222,9 +222,8 @@ class Evicting(ABC):
         first = max(length - self.method.observed, log.first)
         return Held(
             (self._kv_heads, count, self._head_dim),
-            partial(self._numbers, layer, row, count),
+            partial(self._numbers, layer, row, count, False),
             log.between(layer, first, length, dropped),
-            length,
             self._rotate,
         )
 

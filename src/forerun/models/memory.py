@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import torch
 
-from forerun.container import memory_left
 from forerun.costs.precision import QUANTIZED, STORED_FORMATS, bytes_per_value
 from forerun.errors import CheckpointError, MemoryLimitError
 from forerun.files import size_text
@@ -19,6 +18,7 @@ from forerun.models.config import layer_configs, one_line
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
 from forerun.models.placement import DTYPES, RunConfig
+from forerun.processor import memory_left
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,12 @@ def rotary_tables(
     }
 
 
-def mean_rotated(table: RotaryTable | None, vectors: Tensor, positions: Tensor) -> Tensor:
-    """Rotate vectors as `forerun.compression.base.Rotate` says; without a table, return them unchanged."""
+def rotated_to(table: RotaryTable | None, vectors: Tensor, positions: Tensor) -> Tensor:
+    """Rotate vectors as `forerun.compression.methods.Rotate` says; without a table, return them unchanged."""
     if table is None:
         return vectors
-    cos, sin, pairs = table.at(positions, int(positions.max()))
-    cos, sin = (part[:, 0].to(vectors.dtype).mean(1) for part in (cos, sin))
+    cos, sin, pairs = table.at(positions[None], int(positions.max()))
+    cos, sin = (part[0].to(vectors.dtype) for part in (cos, sin))
     return rotate(vectors, (cos, sin, pairs))
 
 

@@ -29,7 +29,7 @@ from forerun.models.attention import (
 from forerun.models.families import CLAMPED_SWIGLU
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.placement import DeviceMemory, dtype_name
-from forerun.models.rope import Rotation, mean_rotated, rotary_tables
+from forerun.models.rope import Rotation, rotary_tables, rotated_to
 
 
 class Transformer:
@@ -123,7 +123,7 @@ class Transformer:
                 self.dtype,
                 self.device,
                 compression=compression,
-                rotate=partial(mean_rotated, self._rotary.get(shape.ropes[0])),
+                rotate=partial(rotated_to, self._rotary.get(shape.ropes[0])),
                 heads=shape.num_heads,
                 kv_dtype=self.kv_dtype,
             )

@@ -1,18 +1,16 @@
 """The only place where logits become probabilities and probabilities become tokens."""
 
 from forerun.adjustments import Prefix
-from forerun.sampling.draws import (
+from forerun.sampling.proposals import (
+    Children,
+    DraftVocabulary,
     couple,
     coupled_tensor,
     draw,
     draw_coupled,
     draw_plain,
-    draw_tensor,
-)
-from forerun.sampling.proposals import (
-    Children,
-    DraftVocabulary,
     draw_siblings,
+    draw_tensor,
     most_probable,
     top_shares,
 )

@@ -17,8 +17,8 @@ import numpy as np
 from forerun.errors import DistributionError
 from forerun.measure.intervals import Estimate, ratio_of_dependent_means, ratio_of_means
 from forerun.options import check
+from forerun.theory.acceptance import corrected_distribution
 from forerun.theory.inputs import Floats, as_row, softmax
-from forerun.theory.rows import corrected_distribution
 
 LONGEST_TEXT = 1 << 24
 MOST_DRAFTED = 4096

@@ -32,11 +32,10 @@ from forerun.testing.enumeration import WarpedRows, by_decision
 from forerun.testing.outcomes import outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
-from forerun.trees.plans import AUTO, plan_tree
-from forerun.verification.block import BlockRule
+from forerun.trees.search import AUTO, plan_tree
 from forerun.verification.decision import DecisionRule
 from forerun.verification.token import TokenRule
-from forerun.verification.traversal import TraversalRule
+from forerun.verification.traversal import BlockRule, TraversalRule
 
 SAMPLERS = (
     SamplingParams(),

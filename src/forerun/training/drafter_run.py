@@ -19,7 +19,6 @@ from forerun.heads.files import BY_RANK, CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.placement import Placement
 from forerun.progress import say
-from forerun.training.acceptance import AcceptanceTable
 from forerun.training.conversations import (
     BatchStream,
     Example,
@@ -31,6 +30,7 @@ from forerun.training.draft import draft_model
 from forerun.training.eagle3 import eagle3
 from forerun.training.loop import Spent, Trainer, TrainingSettings
 from forerun.training.medusa import medusa
+from forerun.training.objective import AcceptanceTable
 from forerun.training.result import TrainingReport, Validation, card_of
 from forerun.training.settings import DrafterSettings, HeadSettings
 from forerun.training.untrained import (

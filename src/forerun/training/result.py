@@ -10,8 +10,8 @@ from typing import Any
 from forerun.report.markdown import document
 from forerun.report.result import Result
 from forerun.report.table import Table
-from forerun.training.acceptance import mean_of
 from forerun.training.loop import Spent
+from forerun.training.objective import mean_of
 from forerun.training.settings import named
 
 FEW_STEPS = 500

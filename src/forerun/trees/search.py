@@ -1,4 +1,4 @@
-"""Search for the best tree shape, with Sequoia's dynamic program (Chen et al., arXiv 2402.12374).
+"""The tree of a plan, and the search for the best shape, with Sequoia's dynamic program (arXiv 2402.12374).
 
 A table gives the probability that, at a reached node of depth d, the child of rank r is the
 accepted one. The expected number of tokens of a tree is the sum over its nodes of the products
@@ -8,13 +8,15 @@ along their paths, and the best tree of n nodes is composed of the best subtrees
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.core import MOST_NODES, Tree
+from forerun.core import MOST_NODES, Drawing, Plan, Tree
 from forerun.errors import ConfigError
 from forerun.options import check
+from forerun.trees.shapes import load_tree
 
 Floats = NDArray[np.float64]
 
@@ -116,3 +118,55 @@ def _table(acceptance: ArrayLike, depth: int) -> Floats:
         raise ConfigError("acceptance must be [ranks] or [depths, ranks], of numbers in [0, 1].")
     missing = max(depth - len(table), 0)
     return np.pad(table, ((0, missing), (0, 0)), mode="edge")[:depth]
+
+
+AUTO = "auto"
+
+RankAcceptance = tuple[tuple[float, ...], ...]
+
+
+def resolve_tree(tree: str | Tree | None) -> str | Tree | None:
+    """The tree in the file that a text names; `auto`, trees and None are returned unchanged.
+
+    Raises:
+        ConfigError: for a file that cannot be read or does not hold a tree.
+    """
+    return load_tree(tree) if isinstance(tree, str) and tree != AUTO else tree
+
+
+def plan_tree(
+    tree: str | Tree | None,
+    num_nodes: int,
+    num_tokens: int,
+    drawing: Drawing,
+    acceptance: RankAcceptance | None = None,
+) -> Plan:
+    """The plan for one round.
+
+    Args:
+        tree: a fixed shape, `auto`, or None for a chain.
+        num_nodes: most nodes of an automatic tree.
+        num_tokens: most tokens along any path; 0 is a plain round.
+        drawing: the way tokens are picked. For greedy drawing an automatic tree has the drafter's
+            most probable nodes. Sampled tokens need a shape, the best one for typical drafts. So do
+            coupled tokens: their order comes from a seed's noise and says nothing about their
+            probability.
+        acceptance: acceptance of the drafter's tokens, see `Drafter.acceptance`; None: that of
+            typical drafts.
+    """
+    if tree is None or num_tokens < 1:
+        return Plan(num_tokens, drawing)
+    if isinstance(tree, Tree):
+        # The length is not cut: a drafter that needs no shape may go deeper.
+        return Plan(num_tokens, drawing, tree.cut(num_tokens))
+    if drawing is Drawing.GREEDY:
+        return Plan(num_tokens, drawing, num_nodes=num_nodes)
+    return Plan(
+        num_tokens, drawing, best_tree(acceptance or TYPICAL_ACCEPTANCE, num_nodes, num_tokens)
+    )
+
+
+@lru_cache(maxsize=256)
+def best_tree(acceptance: RankAcceptance | tuple[float, ...], num_nodes: int, depth: int) -> Tree:
+    """The shape that `best_shape` finds for an acceptance by rank, or by depth and rank; searched once."""
+    return best_shape(acceptance, num_nodes, depth).shape

@@ -8,11 +8,10 @@ from forerun.contracts import Verifier
 from forerun.core import Draft, Drawing, Request, Verdict
 from forerun.randomness import Randomness
 from forerun.registry import Registry
-from forerun.verification.block import BlockRule
 from forerun.verification.coupled import CoupledRule
 from forerun.verification.target_rows import TargetRows
 from forerun.verification.token import TokenRule
-from forerun.verification.traversal import TraversalRule
+from forerun.verification.traversal import BlockRule, TraversalRule
 from forerun.verification.typical import TypicalRule
 
 AUTO = "auto"

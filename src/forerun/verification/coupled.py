@@ -14,7 +14,7 @@ import torch
 from forerun.core import Verdict
 from forerun.randomness import Randomness
 from forerun.sampling import coupled_tensor, draw_coupled
-from forerun.verification.rule import Pending, Rule
+from forerun.verification.decision import Pending, Rule
 from forerun.verification.target_rows import TargetRows
 
 

@@ -1,8 +1,8 @@
-"""Traversal verification of drawn trees (Weng et al., arXiv 2505.12398).
+"""Traversal verification of drawn trees (Weng et al., arXiv 2505.12398), and block verification of chains.
 
 The leaves are verified first, in depth-first order, each with the whole path that leads to it, so
-that the surplus acceptance of early tokens makes up for later ones, as in block verification of
-chains. On a chain it is block verification. docs/theory.md has the derivation.
+that the surplus acceptance of early tokens makes up for later ones. On a chain it is block
+verification (Sun et al., arXiv 2403.10444, algorithm 2). docs/theory.md has the derivation.
 """
 
 from __future__ import annotations
@@ -119,3 +119,19 @@ class TraversalRule(DecisionRule, native="traversal"):
 
     def check(self, draft: Draft) -> None:
         refuse_point_masses(draft)
+
+
+class BlockRule(TraversalRule, native="traversal"):
+    """Accept or reject a chain as a whole."""
+
+    name = "block"
+
+    def decide(self, draft: Draft, target_probs: Tensor) -> Decision:
+        self.check(draft)
+        return super().decide(draft, target_probs)
+
+    def check(self, draft: Draft) -> None:
+        if not draft.tree.is_chain or (draft.probs is None and len(draft)):
+            raise ConfigError(
+                "block verification takes drawn chains; use 'token' for trees and point masses."
+            )

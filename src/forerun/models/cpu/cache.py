@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun import _native
 from forerun.compression import Compression
-from forerun.compression.base import Rotate
+from forerun.compression.methods import Rotate
 from forerun.core import Batch, View
 from forerun.errors import CacheError, ConfigError, DistributionError, MemoryLimitError
 from forerun.kv_cache import Evicting, QueryLog, check_view

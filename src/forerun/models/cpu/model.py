@@ -39,7 +39,7 @@ from forerun.models.cpu.weights import chunks, describe_shape
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.layouts import layout_of
 from forerun.models.placement import KERNEL_PRECISIONS, STORED
-from forerun.models.rope import mean_rotated, rotary_tables
+from forerun.models.rope import rotary_tables, rotated_to
 from forerun.models.sources import CodedSource, Source, loading, match_keys
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class CpuModel:
         check_evicts(shape, self.name, compression)
         native = self._native_cache(rows, capacity)
         tables = rotary_tables(shape, torch.float32, self.device)
-        rotate = partial(mean_rotated, tables.get(shape.ropes[0]))
+        rotate = partial(rotated_to, tables.get(shape.ropes[0]))
         return CompressedCpuCache(native, self._pool, compression, rotate, shape.num_heads)
 
     def _native_cache(self, rows: int, capacity: int) -> Any:
