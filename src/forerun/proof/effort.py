@@ -62,15 +62,24 @@ class Effort:
     )
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
     part: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = option(
-        default=PARTS,
-        description="Run only this part.",
-        repeat=True,
-        names=lambda: PARTS,
+        default=PARTS, description="Run only this part.", repeat=True, names=lambda: PARTS
     )
 
     def __post_init__(self) -> None:
         if not self.part:
             raise ConfigError(f"part is empty; give some of {', '.join(PARTS)}.")
+
+    def outputs(self, params: SamplingParams, hints: tuple[Hints, ...] = ()) -> ProofOutputs:
+        """The outputs that the statistics draw."""
+        return ProofOutputs(
+            params,
+            self.num_tokens or MOST_TOKENS,
+            self.output_tokens,
+            self.level,
+            self.seed,
+            hints,
+            None if self.num_tokens else STATISTICS * self.seconds,
+        )
 
 
 @dataclass

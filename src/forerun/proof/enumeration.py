@@ -13,13 +13,7 @@ from forerun.params import SamplingParams
 from forerun.progress import report
 from forerun.testing.enumeration import WarpedRows, drawn_drafts
 from forerun.testing.toy import ToyModel
-from forerun.testing.verifier_check import (
-    BOUND,
-    Case,
-    Enumeration,
-    default_cases,
-    enumerate_rule,
-)
+from forerun.testing.verifier_check import BOUND, Case, Enumeration, default_cases, enumerate_rule
 
 _SHAPES = ((-1, 0), (-1, 0, 1), (-1, -1), (-1, -1, 0))
 _PROMPT = [1, 2, 0]

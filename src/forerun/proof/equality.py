@@ -67,11 +67,7 @@ class Equality:
     seconds: float
 
 
-def by_equality(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    outputs: ProofOutputs,
-) -> Equality:
+def by_equality(engine: Engine, prompts: Sequence[list[int]], outputs: ProofOutputs) -> Equality:
     """Decode every prompt with and without speculation, and compare the outputs.
 
     Decoding is greedy, and also seeded if the engine's rule promises plain decoding's tokens for a seed.
@@ -84,11 +80,7 @@ def by_equality(
     """
     started = perf_counter()
     base = replace(
-        outputs.params,
-        max_tokens=outputs.output_tokens,
-        logprobs=None,
-        stop=(),
-        stop_token_ids=(),
+        outputs.params, max_tokens=outputs.output_tokens, logprobs=None, stop=(), stop_token_ids=()
     )
     seeded = [replace(base, seed=outputs.seed % 2**62 + index) for index in range(len(prompts))]
     runs = {"greedy": [replace(params, temperature=0.0) for params in seeded]}

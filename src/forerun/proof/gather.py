@@ -66,10 +66,7 @@ class Tally:
 
 
 def gather(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    outputs: ProofOutputs,
-    groups: Ints,
+    engine: Engine, prompts: Sequence[list[int]], outputs: ProofOutputs, groups: Ints
 ) -> Tally:
     """Generate outputs until there are enough tokens or the time is over, and test every token.
 

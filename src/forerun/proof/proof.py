@@ -13,7 +13,7 @@ from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.proof.effort import MOST_PROMPTS, MOST_TOKENS, STATISTICS, Effort, ProofOutputs
+from forerun.proof.effort import MOST_PROMPTS, MOST_TOKENS, Effort
 from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
 from forerun.proof.statistics import Statistics, by_statistics
@@ -80,15 +80,7 @@ def prove(
     _check_room(engine, prompts, effort)
     rule = engine.config.rejection_sample_method
     hints = predictions(engine, prompts, params, effort)
-    outputs = ProofOutputs(
-        params,
-        effort.num_tokens or MOST_TOKENS,
-        effort.output_tokens,
-        effort.level,
-        effort.seed,
-        hints,
-        None if effort.num_tokens else STATISTICS * effort.seconds,
-    )
+    outputs = effort.outputs(params, hints)
     statistics = enumeration = equality = None
     if "statistics" in effort.part and not params.greedy:
         statistics = by_statistics(engine, prompts, outputs)

@@ -81,16 +81,24 @@ def run(request: ProveRequest) -> Result:
     Raises:
         ForerunError: for a model, method, draft or file that does not fit.
     """
-    from forerun.proof.certificate import certificate, result_of
-    from forerun.proof.prompts import encode_prompts
-    from forerun.proof.proof import prove
+    from forerun.proof.certificate import certificate
+    from forerun.proof.outside.run import prove_server
 
     if request.certificate is not None:
         check_writable("--certificate", request.certificate)
-    if request.outside.endpoint is not None or request.outside.subject is not None:
-        from forerun.proof.outside.run import prove_server
+    outside = request.outside.endpoint is not None or request.outside.subject is not None
+    result = prove_server(request) if outside else _prove(request)
+    if request.certificate is not None:
+        write_file("certificate", request.certificate, certificate(result))
+    return result
 
-        return prove_server(request)
+
+def _prove(request: ProveRequest) -> Result:
+    """The result of a proof of an engine in this process."""
+    from forerun.proof.certificate import result_of
+    from forerun.proof.prompts import encode_prompts
+    from forerun.proof.proof import prove
+
     texts, choice = texts_of(request), choose(request.speculation, request.model.model)
     checkpoint = request.model.open()
     prompts = encode_prompts(checkpoint.tokenizer, texts, _room(request, checkpoint))
@@ -102,10 +110,7 @@ def run(request: ProveRequest) -> Result:
         "prompts": ", ".join(request.prompts) or _HELD_OUT,
         "num_prompts": len(prompts),
     }
-    result = replace(result_of(proof.as_dict()), settings=settings, device=engine.target.device)
-    if request.certificate is not None:
-        write_file("certificate", request.certificate, certificate(result))
-    return result
+    return replace(result_of(proof.as_dict()), settings=settings, device=engine.target.device)
 
 
 def texts_of(request: ProveRequest) -> list[str]:

@@ -96,9 +96,7 @@ class Statistics:
 
 
 def by_statistics(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    outputs: ProofOutputs,
+    engine: Engine, prompts: Sequence[list[int]], outputs: ProofOutputs
 ) -> Statistics:
     """Draw outputs and test every token.
 

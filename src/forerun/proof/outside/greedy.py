@@ -325,12 +325,7 @@ class GreedyComparison:
 
 
 def _divergence(
-    number: int,
-    subject: Subject,
-    question: Question,
-    on: Spoken,
-    off: Spoken,
-    noise: Noise,
+    number: int, subject: Subject, question: Question, on: Spoken, off: Spoken, noise: Noise
 ) -> Divergence | None:
     """The first difference of two answers to one question; None if there is none.
 

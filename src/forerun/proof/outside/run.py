@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError, EndpointError
 from forerun.progress import say
-from forerun.proof.effort import MOST_TOKENS, STATISTICS, Effort, ProofOutputs
+from forerun.proof.effort import Effort, ProofOutputs
 from forerun.proof.outside.client import Endpoint, is_refusal
 from forerun.proof.outside.evidence import tokens_needed
 from forerun.proof.outside.greedy import DEFECT, GreedyComparison, GreedyResult
@@ -127,16 +127,14 @@ class OutsideProof:
 
 
 def prove_server(request: ProveRequest) -> Result:
-    """The proof that a request asks for, and the certificate if one is wanted.
+    """The result of the proof that a request asks for.
 
     Raises:
         ForerunError: for a server, checkpoint or file that does not fit.
     """
     from forerun.flags import settings_in
-    from forerun.proof.certificate import certificate
     from forerun.proof.outside.report import result_of
     from forerun.proof.request import texts_of
-    from forerun.report.target_file import write_file
 
     outside = request.outside
     # A text without tokens of its own is cut by characters, about four a token.
@@ -146,11 +144,7 @@ def prove_server(request: ProveRequest) -> Result:
         proof = prove_outside(subjects, prompts, request.sampling, request.effort)
     # The key stays out of what is written.
     secret = {} if outside.api_key is None else {"api_key": "given"}
-    settings = {**settings_in(request), **secret}
-    result = replace(result_of(proof, subjects), settings=settings)
-    if request.certificate is not None:
-        write_file("certificate", request.certificate, certificate(result))
-    return result
+    return replace(result_of(proof, subjects), settings={**settings_in(request), **secret})
 
 
 @contextmanager
@@ -237,14 +231,7 @@ def prove_outside(
         share = _GREEDY_SHARE if "statistics" in effort.part else 1.0
         proof.greedy = compared.run(share * effort.seconds)
     _check_switch(subjects)
-    outputs = ProofOutputs(
-        params,
-        effort.num_tokens or MOST_TOKENS,
-        effort.output_tokens,
-        effort.level,
-        effort.seed,
-        seconds=None if effort.num_tokens else STATISTICS * effort.seconds,
-    )
+    outputs = effort.outputs(params)
     if "statistics" in effort.part and params.greedy:
         proof.unseen.append("sampled answers (at temperature 0 nothing is drawn)")
     elif "statistics" in effort.part:

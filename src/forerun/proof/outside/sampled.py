@@ -107,10 +107,7 @@ def body_of(outputs: ProofOutputs) -> dict[str, Any]:
 
 
 def against_rows(
-    subject: Subject,
-    reference: Reference,
-    prompts: Sequence[str],
-    outputs: ProofOutputs,
+    subject: Subject, reference: Reference, prompts: Sequence[str], outputs: ProofOutputs
 ) -> RowsResult:
     """Test a subject's tokens against the reference's rows until an alarm, or the budget is used up.
 
