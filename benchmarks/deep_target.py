@@ -90,9 +90,9 @@ def settings(
         default = replace(default, model=str(deep.head))
     models = [str(deep.head)] if deep.head and HEAD in methods else []
     axes = Axes(
-        methods=methods,
-        lengths=lengths,
-        models=[*models, *([draft] if draft else [])],
+        method=tuple(methods),
+        num_speculative_tokens=tuple(lengths),
+        draft_model=(*models, *([draft] if draft else [])),
         options={"exit_layer": deep.own_layers} if EARLY_EXIT in methods else {},
     )
     defaults = [Setting(DEFAULT, default, cold=cold) for cold in (False, True)]

@@ -27,7 +27,7 @@ def test_only_the_warm_default_begins_with_the_disk_and_leaves_something_there(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     workshop = Workshop(Checkpoint.open("zoo"), {})
     prepared = Prepared((PROMPT,), 0, template=False)
-    settings = cross(Axes([DEFAULT]), "zoo").settings
+    settings = cross(Axes(method=(DEFAULT,)), "zoo").settings
     with loading_once():
         with workshop.drafting(settings, prepared, PARAMS, 1) as (warm, cold):
             for contestant in (warm, warm, cold):

@@ -27,7 +27,8 @@ def config(speedups: dict[str, float], prompts: int = 12) -> dict[str, Any]:
         for number in range(prompts)
     ]
     [found] = verdicts(summarize(rows))
-    crossed = cross(Axes([DEFAULT, "suffix", "ngram"], (1, 6)), "zoo", cold=False)
+    axes = Axes(method=(DEFAULT, "suffix", "ngram"), num_speculative_tokens=(1, 6))
+    crossed = cross(axes, "zoo", cold=False)
     return config_values(REQUEST, found, crossed.settings)
 
 
@@ -51,16 +52,16 @@ def test_the_config_says_what_the_verdict_does(
 
 def test_trees_models_and_options_are_in_the_config() -> None:
     axes = Axes(
-        ["draft_model"],
-        (3,),
-        ("auto",),
-        (4,),
-        models=("zoo-draft",),
+        method=("draft_model",),
+        num_speculative_tokens=(3,),
+        tree=("auto",),
+        num_tree_nodes=(4,),
+        draft_model=("zoo-draft",),
         options={"draft_dtype": "int8"},
     )
     [setting] = cross(axes, "zoo").settings
     [found] = verdicts(summarize([made_row(setting.name, n, 1.5) for n in range(9)]))
-    request = TuneRequest(model=ModelOptions(model="zoo"), draft_model=("zoo-draft",))
+    request = TuneRequest(model=ModelOptions(model="zoo"), axes=axes)
     made = config_values(request, found, [setting])
     assert made == {
         "model": "zoo",

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from forerun.bench.peers import peer_names
-from forerun.bench.settings import CHAIN, FIXED
+from forerun.bench.settings import Axes
 from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.model_options import ModelOptions
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.measure.questions import FILES, Question, read_questions
-from forerun.options import UNIQUE, FileName, Text, known, option, options, part, schema_of
+from forerun.options import UNIQUE, FileName, known, option, options, part, schema_of
 from forerun.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,14 +44,11 @@ Minutes = Annotated[
     float,
     Field(ge=0, le=10**5, description="Begin no further prompt after so many; 0 measures all."),
 ]
-Lengths = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=64)], ...],
-    UNIQUE,
-    Field(description="Tokens to draft a round."),
-]
 Temperatures = Annotated[
     tuple[Annotated[float, Field(ge=0, le=10)], ...], UNIQUE, Field(description="0 is greedy.")
 ]
+MEASURED = "What to measure (lists: 1,2,4; integers also 1-8)"
+NO_OPTIONS = ("common", "options")
 _RULES = {"rejection_sample_method", "draft_sample_method"}
 
 
@@ -93,29 +90,8 @@ class BenchRequest:
         default=TemplateOptions, section="Prompt", without=("show_prompt",)
     )
     model: ModelOptions = part(default=ModelOptions, section="Model")
-    method: tuple[str, ...] = option(
-        default=(),
-        description="Drafters, and default: what forerun picks by itself, cold and warm. Left out, the "
-        "likely ones.",
-        section="What to measure (lists: 1,2,4; integers also 1-8)",
-    )
-    draft_model: tuple[Text, ...] = option(
-        default=(),
-        description="A draft model or trained head, for the methods that it is for.",
-        repeat=True,
-    )
-    num_speculative_tokens: Lengths = (3, 6)
-    tree: tuple[str, ...] = Field(
-        default=(CHAIN,), description="chain, auto, or JSON files with shapes."
-    )
-    num_tree_nodes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
-        default=(SpeculativeConfig.num_tree_nodes,), description="Nodes of automatic trees at most."
-    )
-    policy: tuple[str, ...] = Field(
-        default=(FIXED,),
-        description="How far to draft: fixed, so that losses show, auto, adaptive.",
-    )
-    temperature: Temperatures = (0.0, 1.0)
+    axes: Axes = part(default=Axes, section=MEASURED, without=NO_OPTIONS)
+    temperature: Temperatures = option(default=(0.0, 1.0), section=MEASURED)
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
         default=(1,), description="Requests at once."
     )

@@ -15,7 +15,7 @@ from forerun.bench.report import BenchReport, result_of
 from forerun.bench.request import BenchRequest, built_in
 from forerun.bench.runs import Prepared
 from forerun.bench.session import BenchSession
-from forerun.bench.settings import DEFAULT, Axes, Crossed, Setting, cross, likely_methods
+from forerun.bench.settings import DEFAULT, Crossed, Setting, cross, likely_methods
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
 from forerun.errors import ConfigError, PromptError, counted
@@ -83,14 +83,10 @@ def questions_of(request: BenchRequest) -> list[Question]:
 
 
 def _crossed(request: BenchRequest, cold: bool) -> Crossed:
-    target = request.model.model
-    axes = Axes(
-        methods=request.method or likely_methods(target, request.draft_model),
-        lengths=request.num_speculative_tokens,
-        trees=request.tree,
-        nodes=request.num_tree_nodes,
-        policies=request.policy,
-        models=request.draft_model,
+    target, axes = request.model.model, request.axes
+    axes = replace(
+        axes,
+        method=axes.method or likely_methods(target, axes.draft_model),
         common=changes(request.rules),
         options=with_method_options(request.method_option, changes(request.corpus)),
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
@@ -16,8 +18,7 @@ from forerun.engine.config import SpeculativeConfig, option_classes, option_name
 from forerun.engine.resolve import choose, default_method
 from forerun.errors import ConfigError, UnknownNameError, counted
 from forerun.heads import kind_at
-from forerun.options import changes, pick
-from forerun.policies.base import USUAL_LENGTH
+from forerun.options import UNIQUE, Text, changes, option, options, pick
 
 FIXED = "fixed"
 DEFAULT = "default"
@@ -72,29 +73,40 @@ def method_of(name: str) -> str:
     return re.split(r", (?![^(]*\))", name, maxsplit=1)[0]
 
 
-@dataclass(frozen=True)
+@options
 class Axes:
-    """Values that are crossed into settings.
+    """Values that are crossed into settings."""
 
-    Args:
-        methods: by name, DEFAULT among them.
-        lengths: tokens to draft a round; not under the default policy, which decides by itself.
-        trees: CHAIN, `auto` or files.
-        nodes: of automatic trees at most.
-        policies: by name.
-        models: draft models and heads; each method takes those that it can.
-        common: other fields of `SpeculativeConfig`, for all.
-        options: of methods and policies by name; each takes those that it reads.
-    """
-
-    methods: Sequence[str]
-    lengths: Sequence[int] = (USUAL_LENGTH,)
-    trees: Sequence[str] = (CHAIN,)
-    nodes: Sequence[int] = (SpeculativeConfig.num_tree_nodes,)
-    policies: Sequence[str] = (FIXED,)
-    models: Sequence[str] = ()
-    common: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    method: tuple[str, ...] = Field(
+        default=(),
+        description="Drafters, and default: what forerun picks by itself, cold and warm. Left out, the "
+        "likely ones.",
+    )
+    draft_model: tuple[Text, ...] = option(
+        default=(),
+        description="A draft model or trained head, for the methods that it is for.",
+        repeat=True,
+    )
+    num_speculative_tokens: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], UNIQUE] = (
+        Field(default=(3, 6), description="Tokens to draft a round.")
+    )
+    tree: tuple[str, ...] = Field(
+        default=(CHAIN,), description="chain, auto, or JSON files with shapes."
+    )
+    num_tree_nodes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], UNIQUE] = Field(
+        default=(SpeculativeConfig.num_tree_nodes,), description="Nodes of automatic trees at most."
+    )
+    policy: tuple[str, ...] = Field(
+        default=(FIXED,),
+        description="How far to draft: fixed, so that losses show, auto, adaptive.",
+    )
+    common: Mapping[str, Any] = Field(
+        default_factory=dict, description="Other fields of `SpeculativeConfig`, for all methods."
+    )
+    options: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="Options of methods and policies by name; each takes those that it reads.",
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,7 @@ def cross(axes: Axes, target: str, cold: bool = True) -> Crossed:
     _check_names(axes)
     settings: dict[str, Setting] = {}
     notes: dict[str, None] = {}
-    for method in axes.methods:
+    for method in axes.method:
         if method == DEFAULT:
             texts = changes(pick(CorpusOptions, axes.options))
             config = choose(SpeculativeConfig(options=texts), target).config
@@ -158,9 +170,11 @@ def _of_method(axes: Axes, method: str, target: str, notes: dict[str, None]) -> 
             if tree != CHAIN and not takes_trees:
                 notes[f"{method} drafts chains only: its trees are left out"] = None
                 continue
-            for policy in axes.policies:
+            for policy in axes.policy:
                 # What decides by itself is measured as it is.
-                for length in (None,) if policy == SpeculativeConfig.policy else axes.lengths:
+                for length in (
+                    (None,) if policy == SpeculativeConfig.policy else axes.num_speculative_tokens
+                ):
                     values = {
                         **common,
                         "method": method,
@@ -183,12 +197,12 @@ def _shown(axes: Axes, model: str | None) -> str:
     if model is None:
         return ""
     name = PurePath(model).name
-    return name if [PurePath(other).name for other in axes.models].count(name) == 1 else model
+    return name if [PurePath(other).name for other in axes.draft_model].count(name) == 1 else model
 
 
 def _trees(axes: Axes) -> Iterable[tuple[str, int]]:
-    for tree in axes.trees:
-        for nodes in axes.nodes if tree == "auto" else axes.nodes[:1]:
+    for tree in axes.tree:
+        for nodes in axes.num_tree_nodes if tree == "auto" else axes.num_tree_nodes[:1]:
             yield tree, nodes
 
 
@@ -197,9 +211,9 @@ def _models_for(axes: Axes, method: str) -> Sequence[str | None]:
     own = drafters_of(method, axes.options)
     heads = {drafter.head for drafter in own if drafter.head}
     if any(drafter.needs_draft_model for drafter in own):
-        models = [model for model in axes.models if kind_at(model) is None]
+        models = [model for model in axes.draft_model if kind_at(model) is None]
     else:
-        models = [model for model in axes.models if kind_at(model) in heads]
+        models = [model for model in axes.draft_model if kind_at(model) in heads]
     return models or [None]
 
 
@@ -209,17 +223,17 @@ def _options_for(axes: Axes, method: str, policy: str) -> dict[str, Any]:
 
 
 def _check_names(axes: Axes) -> None:
-    methods = [method for method in axes.methods if method != DEFAULT]
+    methods = [method for method in axes.method if method != DEFAULT]
     for method in methods:
         if method not in DRAFTERS.names():
             raise UnknownNameError("method", method, (*DRAFTERS.names(), DEFAULT))
     read = set[str]()
-    for method, policy in product(methods, axes.policies):
+    for method, policy in product(methods, axes.policy):
         read |= option_names(option_classes(method, policy, axes.options))
     for name in axes.options:
         if name not in read:
             raise UnknownNameError("option of these methods and policies", name, read)
-    for model in axes.models:
+    for model in axes.draft_model:
         if not any(model in _models_for(axes, method) for method in methods):
             raise ConfigError(
                 f"no method of this run drafts with {model}; add --method "

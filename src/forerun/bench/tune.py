@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from forerun.bench.request import BenchRequest, Lengths, Minutes, Temperatures
-from forerun.bench.settings import DEFAULT, Setting
+from forerun.bench.request import MEASURED, NO_OPTIONS, BenchRequest, Minutes, Temperatures
+from forerun.bench.settings import DEFAULT, Axes, Setting
 from forerun.errors import ConfigError
-from forerun.options import FileName, option, options
+from forerun.options import FileName, option, options, part
 from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class TuneRequest(BenchRequest):
         *("temperature", "output", "json"),
     )
 
-    num_speculative_tokens: Lengths = (1, 2, 4, 8)
-    temperature: Temperatures = (0.0,)
+    axes: Axes = part(
+        default=Axes(num_speculative_tokens=(1, 2, 4, 8)), section=MEASURED, without=NO_OPTIONS
+    )
+    temperature: Temperatures = option(default=(0.0,), section=MEASURED)
     minutes: Minutes = 0.0
     num_prompts: int = option(
         default=12,
@@ -100,7 +102,7 @@ def config_values(
 def _of_setting(request: TuneRequest, setting: Setting) -> dict[str, Any]:
     config = setting.config
     values: dict[str, Any] = {"method": setting.method}
-    if config.model in request.draft_model:
+    if config.model in request.axes.draft_model:
         values["draft_model"] = config.model
     if config.num_speculative_tokens is not None:
         values["num_speculative_tokens"] = config.num_speculative_tokens
