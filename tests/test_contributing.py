@@ -87,7 +87,7 @@ def test_an_option_of_a_command_is_one_file(tmp_path: Path) -> None:
 
 CHART = """
 from forerun.bench.roofline.report import report_of
-from forerun.bench.roofline.rows import Forward, Roofline
+from forerun.bench.roofline.report import Forward, Roofline
 
 rows = [
     Forward("target", "m", "bf16", n, 16, 1e9, 1e9 * n, n, 1e9, 1e12, "memory", *[1.0] * 6)

@@ -11,7 +11,7 @@ from benchmarks.groups.report import Figure, Setting, local, spread
 from benchmarks.shapes import build
 from forerun.bench.forwards import Machine, use_threads
 from forerun.bench.roofline.measured import TimedModel, limits_of, time_forwards
-from forerun.bench.roofline.rows import TARGET, Forward
+from forerun.bench.roofline.report import TARGET, Forward
 
 GROUP = 2
 SHORT, LONG = 128, 4096

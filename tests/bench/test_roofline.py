@@ -35,8 +35,7 @@ from forerun.bench.roofline.measured import (
     measure,
     time_forwards,
 )
-from forerun.bench.roofline.report import report_of, roof
-from forerun.bench.roofline.rows import (
+from forerun.bench.roofline.report import (
     DRAFT,
     FREE_UP_TO,
     TARGET,
@@ -46,6 +45,8 @@ from forerun.bench.roofline.rows import (
     Turn,
     experts_note,
     free_tokens,
+    report_of,
+    roof,
 )
 from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.hardware import HARDWARE

@@ -20,7 +20,7 @@ from forerun.bench.forwards import (
     use_threads,
 )
 from forerun.bench.roofline import RooflineRequest
-from forerun.bench.roofline.rows import (
+from forerun.bench.roofline.report import (
     DRAFT,
     TARGET,
     Forward,
