@@ -78,10 +78,19 @@ _KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
 }
 _ARCHITECTURES = {"mistral": "llama", "mixtral": "llama"}
-EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)
 # Where a block has its fp16 factors.
-FACTORS = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82)}
-KINDS = (*EXACT, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F16, Kind.BF16, Kind.F32)
+FACTORS = {
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+}
+BLOCKS = (Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+KINDS = (*EXACT, *BLOCKS, Kind.Q2_K, Kind.IQ4_XS, Kind.F16, Kind.BF16, Kind.F32)
 
 
 def stored(values: NDArray[np.float32], kind: Kind, seed: int = 0) -> NDArray[Any]:

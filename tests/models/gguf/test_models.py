@@ -22,6 +22,7 @@ from forerun.models.layouts import layout_of
 from forerun.models.rope import frequencies
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import (
+    BLOCKS,
     EXACT,
     FAMILIES,
     KINDS,
@@ -82,7 +83,7 @@ def test_families_with_numbers_of_their_own(family: str, tmp_path: Path) -> None
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", [*EXACT, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+@pytest.mark.parametrize("kind", [*EXACT, *BLOCKS])
 def test_blocks_on_the_kernels_are_those_of_the_file(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, kind=kind)

@@ -1,8 +1,8 @@
 """Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
-Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4 are held exactly,
-and so are Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. All other blocks are
-quantized again, to 8 bits.
+Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4 and IQ4_NL are held
+exactly, and so are Q3_K, Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. Of IQ4_XS these
+products are rounded to fp16. All other blocks are quantized again, to 8 bits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
-from gguf.quants import MXFP4, Q4_K, dequantize
+from gguf.quants import IQ4_NL, MXFP4, Q4_K, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -168,8 +169,29 @@ def _mxfp4(rows: _Bytes) -> Groups:
     # Beyond fp16's powers of two, weights are next to nothing or enormous.
     if powers.min() < _LEAST_POWER or powers.max() > _MOST_POWER:
         return _quantized(values_of(rows, Kind.MXFP4).numpy())
-    codes = np.array(MXFP4.kvalues, np.int16)[_nibbles(nibbles)] + 128
-    return Groups("int8", codes.astype(np.uint8), np.ldexp(np.float16(1), powers))
+    return _listed(MXFP4.kvalues, _nibbles(nibbles), np.ldexp(np.float16(1), powers))
+
+
+def _listed(values: tuple[int, ...], places: _Bytes, scales: NDArray[np.floating[Any]]) -> Groups:
+    """Weights that are scaled values of a list of 16, from their places in it."""
+    codes = (np.array(values, np.int16) + 128).astype(np.uint8)
+    return Groups("int8", codes[places], scales.astype(np.float16))
+
+
+def _iq4_nl(rows: _Bytes) -> Groups:
+    scales, nibbles = _fields(rows, 2, 16)
+    return _listed(IQ4_NL.kvalues, _nibbles(nibbles), _halves(scales))
+
+
+def _iq4_xs(rows: _Bytes) -> Groups:
+    scale, high, low, nibbles = _fields(rows, 2, 2, 4, 128)
+    # Of eight groups the low four bits of a step lie in four bytes, the high two in two.
+    low = (low[..., None] >> np.array([0, 4], np.uint8)) & np.uint8(15)
+    high = (high[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & np.uint8(3)
+    steps = low.reshape(*low.shape[:2], 8) + np.uint8(16) * high.reshape(*low.shape[:2], 8)
+    scales = _halves(scale).astype(np.float32)[..., None] * (steps.astype(np.float32) - 32)
+    places = _nibbles(nibbles.reshape(len(rows), -1, 16))
+    return _listed(IQ4_NL.kvalues, places, scales.reshape(len(rows), -1))
 
 
 def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
@@ -246,23 +268,46 @@ def _q4_k(rows: _Bytes) -> SuperBlocks:
     return _blocks("q4_k", _pairs(codes), scale, least, packed)
 
 
+def _two_bits(field: _Bytes) -> _Bytes:
+    """Spread two bits of each code: of each 32 bytes the lowest bits of all, then the next ones."""
+    fields = field.reshape(len(field), -1, 1, 32)
+    bits = (fields >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
+    return bits.reshape(len(field), -1)
+
+
+def _one_bit(field: _Bytes) -> _Bytes:
+    """Spread one bit of each code, [rows, blocks, 32]: bit g of byte i is that of value i of group g."""
+    bits = (field[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    return bits.reshape(len(field), -1)
+
+
+def _signed(codes: _Bytes, steps: _Bytes, scale: _Bytes) -> SuperBlocks:
+    """Blocks of sixteen groups without offsets; `steps` holds a signed byte of each scale."""
+    halves = _halves(scale)
+    factors = np.stack([halves, np.zeros_like(halves)], -1).reshape(len(codes), -1)
+    pairs = steps.reshape(len(codes), -1).astype(np.uint16)
+    return SuperBlocks("q6_k", codes, pairs, factors)
+
+
+def _q3_k(rows: _Bytes) -> SuperBlocks:
+    high, low, packed, scale = _fields(rows, 32, 64, 12, 2)
+    codes = _two_bits(low) + np.uint8(4) * _one_bit(high) + np.uint8(32 - 4)
+    # Of sixteen groups the low four bits of a step lie in eight bytes, the high two in four.
+    least = _nibbles(packed[..., :8]).reshape(*packed.shape[:2], 16)
+    most = (packed[..., None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
+    steps = least + np.uint8(16) * most.reshape(least.shape) - np.uint8(32)
+    return _signed(codes, steps, scale)
+
+
 def _q6_k(rows: _Bytes) -> SuperBlocks:
     low, high, steps, scale = _fields(rows, 128, 64, 16, 2)
-    # Two bits of each of 128 values are in 32 bytes, those of each fourth in their order.
-    fields = high.reshape(*high.shape[:2], 2, 1, 32)
-    bits = (fields >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
-    codes = _nibbles(low.reshape(len(low), -1, 64)) + (bits * np.uint8(16)).reshape(len(rows), -1)
-    halves = _halves(scale)
-    factors = np.stack([halves, np.zeros_like(halves)], -1).reshape(len(rows), -1)
-    return SuperBlocks("q6_k", codes, steps.reshape(len(rows), -1).astype(np.uint16), factors)
+    codes = _nibbles(low.reshape(len(low), -1, 64)) + np.uint8(16) * _two_bits(high)
+    return _signed(codes, steps, scale)
 
 
 def _q5_k(rows: _Bytes) -> SuperBlocks:
     scale, least, packed, high, low = _fields(rows, 2, 2, 12, 32, 128)
-    # Bit g of byte i belongs to value i of group g.
-    bits = (high[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
-    codes = _pairs(low) + (bits * np.uint8(16)).reshape(len(rows), -1)
-    return _blocks("q5_k", codes, scale, least, packed)
+    return _blocks("q5_k", _pairs(low) + np.uint8(16) * _one_bit(high), scale, least, packed)
 
 
 def _quantized(values: NDArray[np.float32]) -> Groups:
@@ -284,7 +329,10 @@ _SPLIT: dict[Kind, Callable[[_Bytes], Groups | SuperBlocks]] = {
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
     Kind.Q6_K: _q6_k,
+    Kind.Q3_K: _q3_k,
     Kind.MXFP4: _mxfp4,
+    Kind.IQ4_NL: _iq4_nl,
+    Kind.IQ4_XS: _iq4_xs,
 }
 _PRECISIONS: dict[Kind, str] = {
     Kind.F32: "fp32",
@@ -296,5 +344,6 @@ _PRECISIONS: dict[Kind, str] = {
     Kind.Q5_0: "q5_0",
     Kind.Q5_1: "int8_offset",
     Kind.Q5_K: "q5_k",
+    Kind.Q3_K: "q6_k",
     Kind.Q6_K: "q6_k",
 }
