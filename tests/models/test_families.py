@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import forerun
 from forerun import Engine, SamplingParams, SpeculativeConfig
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import CheckpointError
@@ -16,7 +17,8 @@ from forerun.models import Checkpoint, load_model
 from forerun.models.architecture import native
 from forerun.models.families import FAMILIES as KNOWN
 from tests.helpers.backends import on_both
-from tests.helpers.tiny_models import FAMILIES, NATIVE, random_model, tiny_config
+from tests.helpers.forwards import run
+from tests.helpers.tiny_models import FAMILIES, NATIVE, VOCAB, random_model, tiny_config
 
 LENGTH = 64
 # Of several lengths, more than there are rows; the last begins as the first does.
@@ -73,6 +75,27 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
         assert [list(ids) for ids in found] == texts
         again = engine.generate([[*PROMPTS[0], *texts[0][:20]]], params)[0]
         assert list(again.token_ids[: LENGTH - 20]) == texts[0][20:], "a row's prefix is used again"
+
+
+@on_both(["phi3-long"])
+def test_a_long_context_takes_the_frequencies_of_long_texts(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    config = tiny_config(name)
+    config.original_max_position_embeddings = 8
+    config.rope_parameters["original_max_position_embeddings"] = 8
+    reference = random_model(config)
+    reference.save_pretrained(tmp_path)
+    text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(1))
+    for context, read in ((8, 8), (64, 40)):
+        model = forerun.load(
+            tmp_path, False, dtype="fp32", device="cpu", backend=backend, max_context=context
+        ).target
+        assert model.max_context == context
+        logits = run(model, model.new_cache(1, read), text[:, :read]).logits
+        with torch.no_grad():
+            expected = reference(text[:, :read]).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())
 
 
 @pytest.mark.parametrize(

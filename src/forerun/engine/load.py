@@ -107,8 +107,9 @@ def _assembled(
 ) -> Engine:
     """The engine of a checkpoint, with its drafter; both are loaded here."""
     config = asked.config
-    pair = _paired(ModelPair(target, target.run_config(placement)), placement, asked)
     rows, context = settings.max_batch_size, context_of(target, settings.max_context)
+    run = replace(target.run_config(placement), context=context)
+    pair = _paired(ModelPair(target, run), placement, asked)
     # A chain never extends beyond the context.
     tree_slots = 0 if config.tree is None else MOST_NODES
     check_memory(pair.needs(rows, context + tree_slots), pair.run.device)
@@ -167,7 +168,8 @@ class ModelPair:
                 "accepted, at twice the work of plain decoding; choose a smaller draft, or method "
                 "'ngram'."
             )
-        return replace(self, draft=draft, draft_run=draft.draft_run_config(placement, self.run))
+        run = draft.draft_run_config(placement, self.run)
+        return replace(self, draft=draft, draft_run=replace(run, context=self.run.context))
 
     def needs(self, rows: int, capacity: int) -> list[MemoryNeed]:
         """Memory for the models and for their caches of `rows` rows of `capacity` slots."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -176,6 +176,17 @@ def read_architecture(config: Any) -> Architecture:
         )
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
+
+
+def for_context(shape: Architecture, context: int) -> Architecture:
+    """The architecture for texts of up to `context` tokens.
+
+    Phi-3's rotary embedding has other frequencies for longer texts than it was first trained on, which
+    then apply to all of their tokens.
+    """
+    if context <= shape.max_context:
+        return shape
+    return replace(shape, max_context=shape.config.max_position_embeddings)
 
 
 def _usual(config: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError
 from forerun.interrupts import never_lost
-from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.architecture import Architecture, for_context, native, read_architecture
 from forerun.models.config import check_config
 from forerun.models.cpu import CpuModel
 from forerun.models.gguf.source import GgufSource, Rounding, roundings
@@ -233,7 +233,8 @@ class Checkpoint:
             MemoryLimitError: if the weights do not fit into memory.
         """
         # Models that differ only in the precision of keys and values share their weights.
-        plain = replace(run, kv_dtype="auto")
+        long = self.native and run.context > self.architecture.max_context
+        plain = replace(run, kv_dtype="auto", context=run.context if long else 0)
         model = _once((self.location, plain), lambda: self._load(plain))
         return with_kv_dtype(model, run.kv_dtype)
 
@@ -246,7 +247,8 @@ class Checkpoint:
                 return load_adapter(
                     complete.directory, self.config, run.dtype, run.device, self.name
                 )
-        return build(complete.architecture, complete.source(), run, self.name)
+        shape = for_context(complete.architecture, run.context)
+        return build(shape, complete.source(), run, self.name)
 
     def with_weights(self) -> Checkpoint:
         """The checkpoint with its weights, which are downloaded if they are missing.

@@ -235,7 +235,7 @@ def _gpt_oss(config: Any) -> dict[str, Any]:
 
 def _phi3(config: Any) -> dict[str, Any]:
     shape: dict[str, Any] = {"windows": _one_window(config)}
-    # Longer texts than this take other frequencies, for all of their tokens.
+    # Longer texts take other frequencies: `forerun.models.architecture.for_context`.
     if config.rope_parameters.get("rope_type") == "longrope":
         shape["max_context"] = config.rope_parameters["original_max_position_embeddings"]
     return shape

@@ -117,12 +117,14 @@ class RunConfig:
         backend: `kernels` or `torch`.
         device: device of weights and caches.
         kv_dtype: precision of keys and values, one of KV_DTYPES.
+        context: tokens of the longest text, see `forerun.models.architecture.for_context`.
     """
 
     precision: str
     backend: str
     device: torch.device
     kv_dtype: str = "auto"
+    context: int = 0
 
     @property
     def dtype(self) -> torch.dtype:

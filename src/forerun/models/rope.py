@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -90,22 +88,24 @@ def frequencies(shape: Architecture, kind: str = "") -> tuple[Tensor, float]:
         shape: architecture of the model.
         kind: kind of layer, see `Architecture.ropes`.
     """
-    inverse, scale = _published(shape.config, shape.head_dim, kind)
+    inverse, scale = _published(shape, kind)
     if shape.frequency_factors:
         inverse = inverse / torch.tensor(shape.frequency_factors)
     return inverse, scale
 
 
-def _published(config: Any, head_dim: int, kind: str) -> tuple[Tensor, float]:
-    rope = rope_parameters(config, kind)
+def _published(shape: Architecture, kind: str) -> tuple[Tensor, float]:
+    rope = rope_parameters(shape.config, kind)
     if rope["rope_type"] == "default":
-        rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        rotated = int(shape.head_dim * rope.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
         return 1.0 / (rope["rope_theta"] ** exponents), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    made, named = as_transformers(config), {"layer_type": kind} if kind else {}
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](made, torch.device("cpu"), **named)
+    made, named = as_transformers(shape.config), {"layer_type": kind} if kind else {}
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+        made, torch.device("cpu"), seq_len=shape.max_context, **named
+    )
     return frequencies, float(scale)
 
 
