@@ -40,9 +40,8 @@ def served_engine(rows: int = 3, template: str | None = TEMPLATE, **options: Any
         NgramDrafter(1, 3),
         SpeculativeConfig(method="ngram", num_speculative_tokens=4, policy="fixed"),
         tokenizer=toy_tokenizer(template),
-        eos_token_ids=[END],
         max_batch_size=rows,
-        **{"max_context": 128, **options},
+        **{"max_context": 128, "eos_token_ids": [END], **options},
     )
 
 

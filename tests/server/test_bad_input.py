@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -183,14 +186,50 @@ def test_a_dear_grammar_ends(grammar: str) -> None:
         assert one.state.service.open == 0
 
 
-def test_a_reader_that_never_reads_ends_by_the_deadline() -> None:
-    state = state_of(served_engine(max_context=1 << 13), deadline=1.0)
-    body = {"messages": USER, "stream": True, "ignore_eos": True, "temperature": 0.0}
-    content = json.dumps({**body, "max_tokens": 8000, "return_origins": True}).encode()
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": USER, "ignore_eos": True, "return_origins": True}),
+        ("/v1/completions", {"prompt": "w1", "ignore_eos": True, "return_token_ids": True}),
+        ("/v1/messages", {"messages": USER}),
+        ("/v1/responses", {"input": "w1 w2"}),
+    ],
+    ids=["chat", "completions", "messages", "responses"],
+)
+def test_a_reader_that_never_reads_ends_by_the_deadline(path: str, asked: dict[str, Any]) -> None:
+    state = state_of(served_engine(max_context=1 << 13, eos_token_ids=[]), deadline=1.0)
+    limit = "max_output_tokens" if "responses" in path else "max_tokens"
+    content = json.dumps({**asked, "stream": True, "temperature": 0.0, limit: 8000}).encode()
     with listening(state) as (_, url):
         address = httpx.URL(url)
         with socket.create_connection((address.host, address.port)) as wire:
-            wire.sendall(POST + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            wire.sendall(POST.replace(b"/v1/chat/completions", path.encode()))
+            wire.sendall(f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
             wait_for(lambda: state.service.open == 1)
             wait_for(lambda: state.service.open == 0)
         assert httpx.get(f"{url}/health").is_success
+
+
+@pytest.mark.slow  # `tests/cli/test_streams.py` holds the stream that it talks to.
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_for_its_log_ends_no_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "forerun", "serve", "-m", "zoo", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+
+    def loaded() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{url}/health").is_success
+        return False
+
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen([*command, "--max-context", "256"], stdout=full, stderr=full)
+    try:
+        wait_for(loaded, 300.0)
+        done = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        assert done.json()["usage"]["completion_tokens"] == 3
+    finally:
+        process.terminate()
+    assert process.wait() == 0

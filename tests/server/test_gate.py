@@ -110,9 +110,20 @@ def test_a_body_must_be_json_by_its_type(served: Client) -> None:
 
 
 def test_the_model_is_the_one_that_is_served(served: Client) -> None:
-    for name in ("gpt-5", "../../etc/passwd", "http://example.org/model", "/etc/passwd"):
-        response = served.post("/v1/chat/completions", json={"model": name, "messages": USER})
-        assert error_of(response, 404)["code"] == "model_not_found"
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": USER},
+        "/v1/completions": {"prompt": "w1"},
+        "/v1/responses": {"input": "w1"},
+        "/tokenize": {"content": "w1"},
+        "/detokenize": {"tokens": [5]},
+        "/v1/messages": {"messages": USER, "max_tokens": 1},
+        "/v1/messages/count_tokens": {"messages": USER},
+    }
+    for name in ("gpt-5", "../../etc/passwd", "http://example.org/model", "/etc/passwd", "zoo"):
+        for path, body in bodies.items():
+            response = served.post(path, json={"model": name, **body})
+            assert response.status_code == 404
+            assert response.json()["error"]["type"] == "not_found_error"
         error_of(served.get(f"/v1/models/{name}"), 404)
     assert served.chat(model=MODEL, max_tokens=1)["model"] == MODEL
     assert served.get(f"/v1/models/{MODEL}").json()["id"] == MODEL
@@ -144,11 +155,17 @@ def test_every_response_has_an_id(served: Client) -> None:
     ids=str,
 )
 def test_a_key_is_needed(locked: Client, headers: dict[str, str]) -> None:
-    for path in ("/v1/models", "/metrics", "/props", "/openapi.json"):
-        error = error_of(locked.get(path, headers=headers), 401)
-        assert error["code"] == "invalid_api_key"
-        assert not any(key in error["message"] for key in KEYS)
-    assert locked.get("/health", headers=headers).status_code == 200
+    """On every path that is published, and on those that are not there."""
+    error = error_of(locked.get("/v1/models", headers=headers), 401)
+    assert error["code"] == "invalid_api_key"
+    app: Any = locked.app
+    asked = [(m, path) for path, methods in app.openapi()["paths"].items() for m in methods]
+    assert len(asked) > 10
+    asked += [("get", "/openapi.json"), ("post", "/v1/nothing"), ("get", "/health/../metrics")]
+    for method, path in asked:
+        response = locked.request(method, path, headers=headers)
+        assert response.status_code == (200 if path == "/health" else 401), path
+        assert not any(key in response.text for key in KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS)
