@@ -1,4 +1,4 @@
-"""Atomic writes and bounded reads: used wherever a file is read or saved."""
+"""Atomic writes, checks before them, and bounded reads: used wherever a file is read or saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ConfigError, ForerunError
+from forerun.progress import say
 
 # No text that forerun reads is longer; a device such as /dev/zero never ends.
 MOST_BYTES = 64 * 2**20
@@ -59,6 +60,55 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_writable(option: str, file: str) -> None:
+    """Check that `atomic_path` will be able to create or replace a file.
+
+    Args:
+        option: the flag that names the file, such as `--plot`.
+
+    Raises:
+        ConfigError: for something that exists and is not a file, a missing directory, or one that
+            accepts no file of this name.
+    """
+    path = Path(file)
+    if "\0" in file:
+        raise ConfigError(
+            f"{option} is {file!r}, which cannot be the name of a file; give another."
+        )
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{option} is {file}, a directory; give a file's name.")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{option} is {file}, a device or pipe; give a file's name.")
+        if not path.parent.exists():
+            raise ConfigError(
+                f"{option} is {file}, but there is no directory {path.parent}; create it first."
+            )
+        # Permissions alone do not tell: a file system may be read-only, a name too long.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{option} is {file}, which cannot be written: {reason(error)}."
+        ) from error
+
+
+def write_file(what: str, file: str, text: str) -> None:
+    """Write a file and say so.
+
+    Args:
+        what: the file is, such as `certificate`.
+
+    Raises:
+        ConfigError: where it cannot be written.
+    """
+    try:
+        write_text(file, text)
+    except OSError as error:
+        raise ConfigError(f"{what} {file} cannot be written: {reason(error)}.") from error
+    say(f"{what} written to {file}")
 
 
 def read_text(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from forerun.cli.main import application
 from forerun.errors import ConfigError
-from forerun.report.target_file import check_writable
+from forerun.files import check_writable
 from tests.helpers.refusals import refused
 
 

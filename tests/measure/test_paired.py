@@ -9,7 +9,7 @@ from forerun.core import Plan, Request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.measure.paired import Run, compare
+from forerun.measure.paired import compare
 from forerun.params import SamplingParams
 from forerun.policies.base import BasePolicy
 from forerun.testing import ToyModel
@@ -53,7 +53,7 @@ def test_the_warm_up_teaches_the_policy_nothing() -> None:
     engine = Engine(model, drafter, SpeculativeConfig(), policy=policy)
     known: list[tuple[str, int, int]] = []
 
-    def begin(label: str, _: Run) -> None:
+    def begin(label: str) -> None:
         known.append((label, policy.planned, policy.seen))
 
     params = SamplingParams(temperature=0.0, max_tokens=8)

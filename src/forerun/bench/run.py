@@ -19,7 +19,7 @@ from forerun.bench.settings import DEFAULT, Crossed, Setting, cross, likely_meth
 from forerun.engine.engine import Engine
 from forerun.engine.speculation_options import with_method_options
 from forerun.errors import ConfigError, PromptError, counted
-from forerun.files import cache_folder
+from forerun.files import cache_folder, check_writable
 from forerun.measure.ledger import Ledger
 from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
@@ -31,7 +31,6 @@ from forerun.params import SamplingParams, in_words
 from forerun.progress import say
 from forerun.report.machine import hardware, versions
 from forerun.report.result import Interrupted, Result
-from forerun.report.target_file import check_writable
 
 
 def measured(

@@ -12,8 +12,8 @@ from pydantic import Field
 from forerun.bench.request import MEASURED, NO_OPTIONS, BenchRequest, Minutes, Temperatures
 from forerun.bench.settings import DEFAULT, Axes, Setting
 from forerun.errors import ConfigError
+from forerun.files import check_writable, write_file
 from forerun.options import FileName, option, options, part
-from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     from forerun.bench.verdict import Recommendation

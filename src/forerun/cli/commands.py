@@ -19,6 +19,7 @@ from forerun.cli.options import Command
 from forerun.cli.output import visible_output
 from forerun.cli.requests import config_option, params_of, read_given
 from forerun.errors import ConfigError, UnknownNameError
+from forerun.files import check_writable, write_file
 from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
 
@@ -139,8 +140,6 @@ def _check_files(files: Files) -> None:
     Raises:
         ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
     """
-    from forerun.report.target_file import check_writable
-
     for name in ("html", "markdown"):
         if getattr(files, name) is not None:
             check_writable(f"--{name}", getattr(files, name))
@@ -173,8 +172,6 @@ def give(result: Result, files: Files) -> int:
 
         draw(files.plot, result.charts)
         click.echo(f"forerun: drawn to {files.plot}", err=True)
-    from forerun.report.target_file import write_file
-
     if files.markdown is not None:
         from forerun.report.markdown import document
 

@@ -264,7 +264,7 @@ def _compare(
         single.params,
         request.compare_rounds,
         hints=hints,
-        begin=lambda label, _: output.begin(label),
+        begin=output.begin,
     )
     output.start()
     outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)

@@ -20,10 +20,9 @@ from forerun.cli.session import keep
 from forerun.cli.terminal import PlainOutput, coloured
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
-from forerun.files import MOST_BYTES, reason, size_text, write_text
+from forerun.files import MOST_BYTES, check_writable, reason, size_text, write_text
 from forerun.flags import Flag, flags_of, read_value
 from forerun.measure.paired import Run
-from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
     from forerun.cli.chat import ChatRequest

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from forerun.cli.bars import waiting
 from forerun.errors import ForerunError, counted
-from forerun.files import size_text
+from forerun.files import check_writable, size_text
 from forerun.progress import say
-from forerun.report.target_file import check_writable
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine

@@ -136,7 +136,7 @@ def compare(
     rounds: int,
     *,
     hints: Hints = NO_HINTS,
-    begin: Callable[[str, Run], None] | None = None,
+    begin: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Warm up both sides, then run them in turn: other work on the machine then affects both alike.
 
@@ -146,7 +146,7 @@ def compare(
         params: of both sides.
         rounds: pairs to run.
         hints: of the speculative side.
-        begin: called with a label and the run before each run starts.
+        begin: called with a label before each run starts.
     """
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
     with warming_up(engine):
@@ -166,7 +166,7 @@ def run_pair(
     params: SamplingParams,
     hints: Hints = NO_HINTS,
     label: str = "",
-    begin: Callable[[str, Run], None] | None = None,
+    begin: Callable[[str], None] | None = None,
     see: Callable[[TokenEvent], None] | None = None,
 ) -> Pair:
     """One run of each side, without any warm-up; `see` is called with each token of the speculative one as
@@ -183,15 +183,14 @@ def _run(
     engine: Engine,
     stream: Stream,
     label: str,
-    begin: Callable[[str, Run], None] | None,
+    begin: Callable[[str], None] | None,
     see: Callable[[TokenEvent], None] | None = None,
 ) -> Run:
     """One run from empty caches: what an earlier one has left would spare this one its prefill."""
     empty_caches(engine)
-    run = Run(stream, engine.policy)
     if begin is not None:
-        begin(label, run)
-    return run.follow(see)
+        begin(label)
+    return Run(stream, engine.policy).follow(see)
 
 
 def deterministic(params: SamplingParams, config: SpeculativeConfig) -> bool:

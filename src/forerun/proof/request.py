@@ -12,6 +12,7 @@ from forerun.engine.model_options import ModelOptions, context_of
 from forerun.engine.resolve import Resolved, choose
 from forerun.engine.speculation_options import settings_of, speculation
 from forerun.errors import CheckpointError, ConfigError
+from forerun.files import check_writable, write_file
 from forerun.flags import settings_in
 from forerun.measure.questions import FILES, read_questions
 from forerun.options import FileName, option, options, part
@@ -19,7 +20,6 @@ from forerun.params import SamplingParams
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
 from forerun.proof.outside.options import Outside
 from forerun.report.result import Result
-from forerun.report.target_file import check_writable, write_file
 
 if TYPE_CHECKING:
     from forerun.engine.engine import Engine
