@@ -90,16 +90,6 @@ def test_legend_names_every_origin_on_one_line(no_color: bool) -> None:
     assert ("«accepted" in line) == no_color
 
 
-def test_progress_leaves_no_trace() -> None:
-    console, _, stderr, err = consoles()
-    output = TerminalOutput(console, stderr)
-    output.begin("round 1 of 2, plain")
-    output.start()
-    lines = err.getvalue().split("\r\x1b[2K")
-    assert lines[1] == "comparing: round 1 of 2, plain"
-    assert "accepted" in lines[2]
-
-
 def test_origins_differ_without_their_colours() -> None:
     console, *_ = consoles(no_color=True)
     styles = [console.get_style(style) for style in STYLES.values()]

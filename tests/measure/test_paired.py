@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from forerun.core import Plan, Request
@@ -12,6 +13,7 @@ from forerun.engine.engine import Engine
 from forerun.measure.paired import compare
 from forerun.params import SamplingParams
 from forerun.policies.base import BasePolicy
+from forerun.progress import watched_by
 from forerun.testing import ToyModel
 from tests.helpers.counting import Counting
 
@@ -22,12 +24,13 @@ def test_every_run_starts_from_empty_caches() -> None:
     drafter = DraftModelDrafter(draft, 2, draft.max_context)
     engine = Engine(ToyModel(11), drafter, SpeculativeConfig(policy="fixed"), max_batch_size=2)
     params = SamplingParams(temperature=0.0, max_tokens=8)
-    comparison = compare(engine, [1, 2, 3] * 9, params, 3, begin=lambda *_: ran.append(draft.ran))
+    with watched_by(lambda *_: ran.append(draft.ran)):
+        comparison = compare(engine, [1, 2, 3] * 9, params, 3)
     for pair in comparison.pairs:
         assert pair.speculative.completion.stats.num_cached_tokens == 0
-    # What the draft ran in each speculative run but the warm-up.
-    assert len({after - before for before, after in zip(ran[2::2], ran[3::2], strict=True)}) == 1
-    assert ran[3] - ran[2] > 27
+    # What the draft ran in each pair, without the warm-up.
+    [each] = {after - before for before, after in pairwise(ran)}
+    assert each > 27
 
 
 class _Noting(BasePolicy):
@@ -51,18 +54,11 @@ def test_the_warm_up_teaches_the_policy_nothing() -> None:
     model, policy = ToyModel(11), _Noting()
     drafter = DraftModelDrafter(ToyModel(11), 1, model.max_context)
     engine = Engine(model, drafter, SpeculativeConfig(), policy=policy)
-    known: list[tuple[str, int, int]] = []
-
-    def begin(label: str) -> None:
-        known.append((label, policy.planned, policy.seen))
-
+    known: list[tuple[int, int]] = []
     params = SamplingParams(temperature=0.0, max_tokens=8)
-    comparison = compare(engine, [1, 2, 3], params, 2, begin=begin)
-    assert known[:3] == [
-        ("warming up", 0, 0),
-        ("warming up", 0, 0),
-        ("round 1 of 2, speculative", 0, 0),
-    ]
+    with watched_by(lambda *_: known.append((policy.planned, policy.seen))):
+        comparison = compare(engine, [1, 2, 3], params, 2)
+    assert known[0] == (0, 0)
     assert policy.planned == policy.seen > 0
     rounds = [pair.speculative.completion.stats.num_target_forwards for pair in comparison.pairs]
     assert policy.seen == sum(rounds)

@@ -258,14 +258,9 @@ def _compare(
     from forerun.measure.paired import compare
 
     _say_how(request, single)
-    comparison = compare(
-        single.engine,
-        single.prompt.token_ids,
-        single.params,
-        request.compare_rounds,
-        hints=hints,
-        begin=output.begin,
-    )
+    prompt_ids, rounds = single.prompt.token_ids, request.compare_rounds
+    with bars():
+        comparison = compare(single.engine, prompt_ids, single.params, rounds, hints=hints)
     output.start()
     outcome = Outcome(single, comparison.shown.speculative, comparison=comparison)
     output.finish(outcome)

@@ -45,9 +45,6 @@ class Output:
     def event(self, event: TokenEvent) -> None:
         """Show the text that a token completes."""
 
-    def begin(self, label: str) -> None:
-        """Show that a run of a comparison begins."""
-
     def end(self, text: str) -> None:
         """Show the rest of a text: an interruption may have held back its last tokens."""
 

@@ -85,30 +85,14 @@ class PlainOutput(Output):
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or Console(stderr=True, highlight=False)
         self._written = 0
-        self._status_shown = False
 
     def event(self, event: TokenEvent) -> None:
         """Write the text that a token completes."""
         if event.text:
             self.write(event.text, event.origin)
 
-    def begin(self, label: str) -> None:
-        """Show the progress of a comparison on one line, without a thread that would disturb timings."""
-        if self.stderr.is_terminal:
-            self.stderr.file.write(f"\r\x1b[2Kcomparing: {label}")
-            self.stderr.file.flush()
-            self._status_shown = True
-
-    def clear_status(self) -> None:
-        """Clear the line that `begin` has shown."""
-        if self._status_shown:
-            self.stderr.file.write("\r\x1b[2K")
-            self.stderr.file.flush()
-            self._status_shown = False
-
     def finish(self, outcome: Outcome, *, panel: bool = True) -> None:
         """Write the rest of the text, one newline, and the statistics."""
-        self.clear_status()
         completion = outcome.run.completion
         if not self._written and outcome.comparison is not None:
             for event in outcome.run.events:
@@ -193,7 +177,6 @@ class TerminalOutput(PlainOutput):
 
     def start(self, *, legend: bool = True) -> None:
         """Explain styles or marks, and show the prompt, dim."""
-        self.clear_status()
         if legend:
             self.stderr.print(legend_of(self.console), soft_wrap=True)
         self._print([Segment(self._prompt, PROMPT)])

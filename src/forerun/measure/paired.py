@@ -20,6 +20,7 @@ from forerun.measure.attribution import Difference, first_difference
 from forerun.params import SamplingParams
 from forerun.policies.decisions import since
 from forerun.policies.fixed import FixedPolicy
+from forerun.progress import report
 
 WARM_UP_TOKENS = 16
 _RUNS = itertools.count()
@@ -136,7 +137,6 @@ def compare(
     rounds: int,
     *,
     hints: Hints = NO_HINTS,
-    begin: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Warm up both sides, then run them in turn: other work on the machine then affects both alike.
 
@@ -146,17 +146,16 @@ def compare(
         params: of both sides.
         rounds: pairs to run.
         hints: of the speculative side.
-        begin: called with a label before each run starts.
     """
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
     with warming_up(engine):
-        _run(engine, engine.stream(prompt_ids, short, hints=alone(hints)), "warming up", begin)
-    _run(engine, engine.stream_plain(prompt_ids, short), "warming up", begin)
+        _run(engine, engine.stream(prompt_ids, short, hints=alone(hints)))
+    _run(engine, engine.stream_plain(prompt_ids, short))
     pairs = []
-    for number in range(1, rounds + 1):
-        pairs.append(
-            run_pair(engine, prompt_ids, params, hints, f"round {number} of {rounds}", begin)
-        )
+    for number in range(rounds):
+        report("comparing", number, rounds)
+        pairs.append(run_pair(engine, prompt_ids, params, hints))
+    report("comparing", rounds, rounds)
     return comparison_of(engine, prompt_ids, params, pairs)
 
 
@@ -165,31 +164,18 @@ def run_pair(
     prompt_ids: list[int],
     params: SamplingParams,
     hints: Hints = NO_HINTS,
-    label: str = "",
-    begin: Callable[[str], None] | None = None,
     see: Callable[[TokenEvent], None] | None = None,
 ) -> Pair:
     """One run of each side, without any warm-up; `see` is called with each token of the speculative one as
     it comes."""
     speculative = engine.stream(prompt_ids, params, hints=alone(hints))
     plain = engine.stream_plain(prompt_ids, params)
-    return Pair(
-        _run(engine, speculative, f"{label}, speculative", begin, see),
-        _run(engine, plain, f"{label}, plain", begin),
-    )
+    return Pair(_run(engine, speculative, see), _run(engine, plain))
 
 
-def _run(
-    engine: Engine,
-    stream: Stream,
-    label: str,
-    begin: Callable[[str], None] | None,
-    see: Callable[[TokenEvent], None] | None = None,
-) -> Run:
+def _run(engine: Engine, stream: Stream, see: Callable[[TokenEvent], None] | None = None) -> Run:
     """One run from empty caches: what an earlier one has left would spare this one its prefill."""
     empty_caches(engine)
-    if begin is not None:
-        begin(label)
     return Run(stream, engine.policy).follow(see)
 
 

@@ -132,7 +132,6 @@ def prove_server(request: ProveRequest) -> Result:
     Raises:
         ForerunError: for a server, checkpoint or file that does not fit.
     """
-    from forerun.files import write_file
     from forerun.flags import settings_in
     from forerun.proof.outside.report import result_of
     from forerun.proof.request import texts_of
