@@ -153,7 +153,7 @@ def greedy_scope(greedy: GreedyResult) -> Iterator[str]:
     )
     # 95 % by the rule of three.
     yield (
-        f"A defect of less than one of {-(-tokens // 3)} tokens would be missed more often than 1 time in 20."
+        f"A defect of fewer than one token in {-(-tokens // 3)} would be missed more often than 1 time in 20."
         if tokens >= _FEW_TOKENS
         else f"{tokens} tokens are too few to exclude anything but defects of most answers; give more by "
         "--equality-prompts and --output-tokens."
@@ -161,7 +161,7 @@ def greedy_scope(greedy: GreedyResult) -> Iterator[str]:
     if greedy.control["tokens"]:
         yield (
             f"Negative control: with the runner-up in place of {greedy.control['tokens']} plain tokens, each "
-            f"alone, {greedy.control['defects']} are called defects; the others are too near."
+            f"alone, {greedy.control['defects']} would be called defects."
         )
 
 
