@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
 from forerun import _native
+from tests.helpers import forked
 from tests.helpers.backends import needs_kernels
 from tests.helpers.command_line import Cli
 from tests.helpers.gguf_files import write_model
@@ -174,11 +173,10 @@ def test_a_refusal_names_the_model_as_the_user_did(cli: Cli, tmp_path: Path) -> 
 
 
 def test_a_config_that_contradicts_itself_is_one_line(cli: Cli, tmp_path: Path) -> None:
-    """In a process of its own: what transformers logs is settled when it is imported."""
+    """In a process of its own, as transformers writes to the stream of errors that it first saw."""
     config = json.loads((Path(cli.target) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    program = [sys.executable, "-m", "forerun.cli.main", "info", str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    done = forked.run(("info", str(tmp_path)))
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "config.json is wrong" in done.stderr

@@ -24,6 +24,12 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading two gigabytes takes seconds."""
+    monkeypatch.setattr("forerun.measure.questions.MOST_BYTES", 2**20)
+
+
 def command(cli: Cli, name: str, path: str) -> Any:
     first, *rest = INPUTS[name]
     return cli.run(first, "--model", cli.target, *rest, path)

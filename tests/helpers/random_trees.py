@@ -11,7 +11,6 @@ from torch import Tensor
 from forerun.core import Tree
 from forerun.models.cpu import CpuCache, CpuModel
 from tests.helpers.forwards import run
-from tests.helpers.kernel_models import last_of
 
 
 @dataclass
@@ -56,9 +55,14 @@ def check_nodes(model: CpuModel, rows: list[Row], counts: list[int], logits: Ten
     """The logits of every new node are those of plain decoding of its path."""
     some = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
     for index, (row, count) in enumerate(some):
+        alone = model.new_cache(1, len(row.committed) + len(row.tokens))
+        for token in row.committed:
+            run(model, alone, [[token]], logits_for="none")
         for new in range(count):
-            text = row.text(len(row.tokens) - count + new)
-            assert torch.equal(logits[index, new], last_of(model, text)), (row, new)
+            alone.trim(0, len(row.committed))
+            for node in row.path(len(row.tokens) - count + new):
+                wanted = run(model, alone, [[row.tokens[node]]]).logits
+            assert torch.equal(logits[index, new], wanted[0, 0]), (row, new)
 
 
 def commit(cache: CpuCache, row: Row, rng: random.Random) -> None:

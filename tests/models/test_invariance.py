@@ -192,12 +192,14 @@ def test_another_text_gives_other_logits(precision: str) -> None:
     for name in SHAPES:
         one, rng = model(name, precision), random.Random(1)
         ids = text(one, 20, rng)
-        logits = last_of(one, ids)
+        texts = [ids]
         seen = 20 if name not in ("mistral",) else 5 * one.num_layers - 2
         for place in range(20 - seen, 20):
-            other = list(ids)
-            other[place] = (other[place] + 1) % one.vocab_size
-            assert not torch.equal(last_of(one, other), logits), (name, place)
+            texts.append(list(ids))
+            texts[-1][place] = (ids[place] + 1) % one.vocab_size
+        logits, *others = run(one, one.new_cache(21, 20), texts, logits_for="last").logits
+        for other in others:
+            assert not torch.equal(other, logits), name
 
 
 @shapes_in_turn
@@ -222,9 +224,8 @@ def test_where_the_parts_of_a_context_end_changes_nothing(precision: str) -> Non
         row.draft(12, one.vocab_size, rng)
         check_nodes(one, [row], [12], grow(one, cache, [row], [12]))
         commit(cache, row, rng)
-    steps = one.new_cache(1, 640)
-    alone = [append(one, steps, 0, [token]).logits[0, 0] for token in row.committed]
-    assert torch.equal(alone[-1], last_of(one, row.committed))
+    together = append(one, one.new_cache(1, 640), 0, row.committed, logits_for="last").logits
+    assert torch.equal(together[0, 0], last_of(one, row.committed))
 
 
 @every_precision

@@ -71,10 +71,13 @@ def test_chunks_trees_and_ragged_rows_read_the_same(name: str, backend: str, loa
     run(model, cache, prompts, rows, view=VIEW)
     logits = run(model, cache, nodes, rows, trees=[TREE] * 3, view=VIEW).logits
     for index, prompt in enumerate(prompts):
+        alone = model.new_cache(1, 40)
+        for token in prompt:
+            run(model, alone, [[token]], view=VIEW)
         for node, path in enumerate(PATHS):
-            alone, line = model.new_cache(1, 40), prompt + [nodes[index][step] for step in path]
-            for token in line:
-                wanted = run(model, alone, [[token]], view=VIEW).logits
+            alone.trim(0, len(prompt))
+            for step in path:
+                wanted = run(model, alone, [[nodes[index][step]]], view=VIEW).logits
             close(logits[index, node], wanted[0, 0], tolerance)
 
 
