@@ -22,6 +22,7 @@ from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import check_writable, write_file
 from forerun.flags import Given, named, request_from
 from forerun.options import FileName, option, options
+from forerun.progress import say
 
 if TYPE_CHECKING:
     from forerun.cli.main import Row
@@ -171,7 +172,7 @@ def give(result: Result, files: Files) -> int:
         from forerun.report.plot import draw
 
         draw(files.plot, result.charts)
-        click.echo(f"forerun: drawn to {files.plot}", err=True)
+        say(f"drawn to {files.plot}")
     if files.markdown is not None:
         from forerun.report.markdown import document
 

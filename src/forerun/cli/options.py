@@ -19,6 +19,7 @@ from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.flags import flags_of
 from forerun.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
+from forerun.progress import say
 
 # Short flags; `-md` is llama.cpp's.
 SHORT = {
@@ -134,12 +135,12 @@ class Command(click.Command):
             if name.startswith("FORERUN_") and name not in (*known, CACHE_VARIABLE):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
                 if near:
-                    warn(f"{name} is not used; did you mean {near[0]}?")
+                    say(f"warning: {name} is not used; did you mean {near[0]}?")
         if _TAKEN in ctx.meta:
-            click.echo(f"forerun: taken {in_words(ctx.meta[_TAKEN])}", err=True)
+            say(f"taken {in_words(ctx.meta[_TAKEN])}")
         if self._assumed and not any(given(ctx, str(param.name)) for param in self.params):
             assumed = self._assumed.format(**ctx.params)
-            click.echo(f"forerun: {assumed}; for more: {self.example}, or --help", err=True)
+            say(f"{assumed}; for more: {self.example}, or --help")
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -210,11 +211,6 @@ def _rows(kind: type) -> list[tuple[str, str]]:
         value = Value(flag).name.upper()
         rows.append((f"--method-option {flag.name}={value}", f"{text}{shown}"))
     return rows
-
-
-def warn(text: str) -> None:
-    """Print a warning on standard error."""
-    click.echo(f"forerun: warning: {text}", err=True)
 
 
 def given(ctx: click.Context, name: str) -> bool:

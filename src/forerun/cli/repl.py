@@ -10,19 +10,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from forerun.cli.conversation import Conversation
 from forerun.cli.outcome import Outcome, SingleRequest, summary
 from forerun.cli.output import NewOutput
 from forerun.cli.prompt import show_prompt
 from forerun.cli.session import keep
-from forerun.cli.terminal import PlainOutput, coloured
+from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
 from forerun.files import MOST_BYTES, check_writable, reason, size_text, write_text
 from forerun.flags import Flag, flags_of, read_value
 from forerun.measure.paired import Run
+from forerun.progress import say
 
 if TYPE_CHECKING:
     from forerun.cli.chat import ChatRequest
@@ -100,9 +100,9 @@ class Repl:
                 if interrupted or not self._in_terminal:
                     raise
                 interrupted = True
-                _say("Ctrl-C again, Ctrl-D or /bye ends the conversation")
+                say("Ctrl-C again, Ctrl-D or /bye ends the conversation")
             except ForerunError as error:
-                _say(f"error: {error}")
+                say(f"error: {error}")
                 self._code = 0 if self._in_terminal else WRONG_USE
 
     def _open(self) -> None:
@@ -114,7 +114,7 @@ class Repl:
 
                 # Python switches it off; a pasted text of several lines would be as many messages.
                 readline.parse_and_bind("set enable-bracketed-paste on")
-            _say(f"chat with {self._single.model}; /help lists the commands, Ctrl-D ends")
+            say(f"chat with {self._single.model}; /help lists the commands, Ctrl-D ends")
         self._new_output().start(legend=self._request.speculative)
         messages = self._conversation.messages
         if messages and messages[-1]["role"] == "user":
@@ -215,19 +215,19 @@ class Repl:
             kind = _NUMBER.sub("", sentence)
             if kind not in self._said:
                 self._said.add(kind)
-                _say(sentence, dim=True)
+                say(sentence)
 
     def _keep(self, question: dict[str, Any]) -> None:
         """Remember the last answer, complete or not."""
         assert self._last is not None
         completion = self._last.run.completion
         if not completion.token_ids:
-            _say("ended before the first token; the question is dropped")
+            say("ended before the first token; the question is dropped")
             return
         self._conversation.keep(question, self._last.request.prompt, completion)
         if completion.finish_reason == FinishReason.LENGTH:
             count = len(completion.token_ids)
-            _say(f"cut after {counted(count, 'token')}; --max-tokens and --max-context allow more")
+            say(f"cut after {counted(count, 'token')}; --max-tokens and --max-context allow more")
 
     def _make_room(self, question: dict[str, Any], over: int) -> None:
         """Drop the oldest turn of a conversation that is too long.
@@ -242,16 +242,16 @@ class Repl:
                 f"{text}, as is this message alone; shorten it or raise --max-context."
             )
         self._conversation.drop_oldest()
-        _say(f"{text}; its oldest turn is dropped")
+        say(f"{text}; its oldest turn is dropped")
 
     def _system(self, text: str) -> None:
         if text:
             self._conversation.set_system(text)
-        _say(f"system message: {self._conversation.system or 'none of yours'}")
+        say(f"system message: {self._conversation.system or 'none of yours'}")
 
     def _clear(self, _: str) -> None:
         self._conversation.reset()
-        _say("the conversation begins anew")
+        say("the conversation begins anew")
 
     def _set(self, text: str) -> None:
         name, _, value = text.removeprefix("parameter ").strip().partition(" ")
@@ -269,7 +269,7 @@ class Repl:
         origins = {known: single.origins[known] for known in single.origins if known != name}
         params = replace(single.params, **{name: read})
         self._single = replace(single, params=params, origins=origins)
-        _say(f"{name} is {read}")
+        say(f"{name} is {read}")
 
     def _stats(self, _: str) -> None:
         if self._last is None:
@@ -278,7 +278,7 @@ class Repl:
         stats = self._last.run.completion.stats
         new = stats.prompt_tokens - stats.num_cached_tokens
         total = self._engine.stats
-        _say(
+        say(
             f"prefill ran {new} of {stats.prompt_tokens} prompt tokens, the cache held the rest; "
             f"all answers: {total.num_emitted_tokens} tokens"
         )
@@ -294,7 +294,7 @@ class Repl:
             write_text(file, content + "\n")
         except OSError as error:
             raise PromptError(f"{file} cannot be written: {reason(error)}.") from error
-        _say(f"{counted(len(self._conversation.messages), 'message')} written to {file}")
+        say(f"{counted(len(self._conversation.messages), 'message')} written to {file}")
 
 
 def _read_setting(flag: Flag, text: str) -> Any:
@@ -306,10 +306,3 @@ def _read_setting(flag: Flag, text: str) -> Any:
     if text.lower() == NONE and {"type": "null"} in flag.schema.get("anyOf", ()):
         return None
     return read_value(flag, text)
-
-
-def _say(text: str, *, dim: bool = False) -> None:
-    text = f"forerun: {text}"
-    click.echo(
-        click.style(text, dim=True) if dim and coloured(Console(stderr=True)) else text, err=True
-    )
