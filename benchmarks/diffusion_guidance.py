@@ -24,7 +24,6 @@ from forerun.measure.turns import in_turns
 
 INTERVALS = (2, 3, 4, 5, 6, 8, 12)
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
-WINDOWS = ((0.0, 0.5), (0.25, 0.75), (0.5, 1.0))
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,6 @@ def schedules() -> list[tuple[str, str, CFGCacheConfig]]:
         for bound in BOUNDS:
             config = CFGCacheConfig(drift_bound=bound, extrapolate=ahead)
             found.append(("gated", f"bound={bound}", config))
-    for window in WINDOWS:
-        for interval in (2, 4):
-            config = CFGCacheConfig(interval=interval, window=window)
-            found.append(("window", f"{window} k={interval}", config))
     return found
 
 

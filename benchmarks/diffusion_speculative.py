@@ -15,9 +15,7 @@ import torch
 from benchmarks.diffusion_models import GUIDANCE_SCALE, shipped
 from forerun.diffusion.loading import open_pipeline
 from forerun.diffusion.methods import Job, make
-from forerun.diffusion.settings import DraftKind, SpeculativeSamplingConfig
-
-DRAFTS: tuple[DraftKind, ...] = ("frozen", "extrapolated")
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 
 
 def main() -> None:
@@ -29,22 +27,21 @@ def main() -> None:
     torch.set_num_threads(1)
     pipeline = open_pipeline(shipped("images"))
     for steps in options.steps:
-        for draft in DRAFTS:
-            for length in options.lengths:
-                config = SpeculativeSamplingConfig(length, draft)
-                fewer, more, kept = [], [], []
-                for label in range(10):
-                    job = Job([label], steps, [label], None, None, GUIDANCE_SCALE, options.eta)
-                    made = make(pipeline, job, config)
-                    fewer.append(steps / made.evaluations.calls)
-                    more.append(made.evaluations.samples / (2 * steps))
-                    kept.append(made.facts["acceptance"])
-                print(
-                    f"{steps} steps, {draft}, {length} a round: {statistics.mean(fewer):.2f} times "
-                    f"fewer passes ({min(fewer):.2f}-{max(fewer):.2f}), {statistics.mean(more):.2f} times "
-                    f"the evaluations, {statistics.mean(kept):.0%} of drafted steps kept",
-                    flush=True,
-                )
+        for length in options.lengths:
+            config = SpeculativeSamplingConfig(length)
+            fewer, more, kept = [], [], []
+            for label in range(10):
+                job = Job([label], steps, [label], None, None, GUIDANCE_SCALE, options.eta)
+                made = make(pipeline, job, config)
+                fewer.append(steps / made.evaluations.calls)
+                more.append(made.evaluations.samples / (2 * steps))
+                kept.append(made.facts["acceptance"])
+            print(
+                f"{steps} steps, {length} a round: {statistics.mean(fewer):.2f} times "
+                f"fewer passes ({min(fewer):.2f}-{max(fewer):.2f}), {statistics.mean(more):.2f} times "
+                f"the evaluations, {statistics.mean(kept):.0%} of drafted steps kept",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def settings() -> dict[str, VideoLatentCacheConfig]:
             config = replace(MAIN, key_interval=interval, refine_steps=last)
             found[f"{keys} key frames, {last} last steps"] = config
     for last in (0, 4, 8):
-        for way in ("slerp", "linear", "nearest"):
+        for way in ("slerp", "linear"):
             config = replace(MAIN, refine_steps=last, interpolation=way)
             found[f"{way}, {last} last steps"] = config
     for keys in (4, 5):
@@ -189,7 +189,7 @@ def draw(path: Path, kept: dict[str, Tensor]) -> None:
         "4 key frames, 6 last steps of 4",
         "slerp, 0 last steps",
         "linear, 0 last steps",
-        "nearest, 8 last steps",
+        "linear, 8 last steps",
     ]
     chosen = torch.stack([kept[name][:SHOWN_CLIPS] for name in names], 1)
     rows = chosen[:, :, list(SHOWN_FRAMES)].flatten(0, 1)

@@ -218,7 +218,7 @@ def test_wrong_use(cli: Cli, folders: dict[str, str], tmp_path: Path) -> None:
     refused(cli.run("diffusion", "bench", "--methods", "magic"), "magic")
     refused(sample("unet", "--labels", "1", "--steps", "65"), "trained with 64")
     refused(sample("unet", "--feature-interval", "3"), "options of method feature_cache are given")
-    other = ("--method", "cfg_cache", "--draft", "extrapolated")
+    other = ("--method", "cfg_cache", "--num-draft-steps", "3")
     refused(sample("unet", *other), "options of method speculative are given", "cfg_cache")
     bench = ("diffusion", "bench", "--pipeline", folders["unguided"], *FEW, "--batches", "1")
     result = cli.run(*bench, "--methods", "cfg_cache")

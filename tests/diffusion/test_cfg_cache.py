@@ -118,15 +118,6 @@ def test_an_interval_limits_the_gate(name: str) -> None:
     assert cache.full_steps == 1
 
 
-@clips_slow
-def test_outside_the_window_every_step_is_full(name: str) -> None:
-    _, _, cache, _ = cached(name, interval=100, window=(0.25, 0.75))
-    # Steps 2 to 5 of 8; step 1 was full already.
-    assert (cache.full_steps, cache.reused_steps) == (4, 4)
-    plain, samples, _, _ = cached(name, interval=100, window=(0.5, 0.5))
-    assert torch.equal(samples, plain)
-
-
 def test_extrapolation_is_exact_for_what_is_linear_in_the_timestep() -> None:
     pipeline = tiny.unet_pipeline()
     slope = torch.randn(1, 4, 8, 8)

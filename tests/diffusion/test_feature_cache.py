@@ -110,13 +110,6 @@ def test_a_sampling_run_does_not_see_the_one_before() -> None:
     assert cache.full_calls == 2 + 1 + 1 + 2
 
 
-def test_outside_the_window_every_step_is_full() -> None:
-    pipeline = tiny.unet_pipeline()
-    with apply_feature_cache(pipeline, FeatureCacheConfig(interval=9, window=(0.5, 1.0))) as cache:
-        run(pipeline)
-    assert (cache.full_calls, cache.reused_calls) == (3, 3)
-
-
 def test_a_reused_step_takes_fewer_operations() -> None:
     pipeline = tiny.unet_pipeline()
     counts = []
@@ -134,14 +127,11 @@ def test_a_reused_step_takes_fewer_operations() -> None:
     assert (full - half) * 5 == (full - most) * 3
 
 
-@pytest.mark.parametrize("wrong", [{"interval": 0}, {"shallow_levels": 0}, {"window": (0.9, 0.1)}])
-def test_a_config_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_config_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError):
-        FeatureCacheConfig(**wrong)
+        FeatureCacheConfig(interval=0)
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="enable_cache"):
         apply_feature_cache(tiny.transformer_pipeline(), FeatureCacheConfig())
-    with pytest.raises(ConfigError, match="2 levels"):
-        apply_feature_cache(tiny.unet_pipeline(), FeatureCacheConfig(shallow_levels=2))

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.diffusion_checks import ProofTarget, SamplerProof, chance_kept, prove
 from benchmarks.diffusion_targets import COUPLINGS, gaussian, mixture
 from forerun.diffusion.pipelines import GuidedDenoiser, decode, draw_noise, kind_of, sample
-from forerun.diffusion.settings import DraftKind, SpeculativeSamplingConfig
+from forerun.diffusion.settings import SpeculativeSamplingConfig
 from forerun.diffusion.speculative_sampling import (
     Coupling,
     Draws,
@@ -77,10 +77,9 @@ def test_without_noise_the_outcome_is_the_targets_mean() -> None:
 
 
 @pytest.mark.parametrize("target", ["gaussian", "mixture"])
-@pytest.mark.parametrize("draft", ["frozen", "extrapolated"])
 @pytest.mark.parametrize("num_draft_steps", [1, 5])
-def test_it_is_exact(target: str, draft: DraftKind, num_draft_steps: int) -> None:
-    config = SpeculativeSamplingConfig(num_draft_steps, draft)
+def test_it_is_exact(target: str, num_draft_steps: int) -> None:
+    config = SpeculativeSamplingConfig(num_draft_steps)
     proof = prove(subject(target), config, samples=200)
     assert failed(proof) == []
     assert proof.fewer > 1.5 or num_draft_steps == 1
@@ -307,8 +306,6 @@ def _rows_of(network: GuidedDenoiser) -> Any:
 def test_wrong_use() -> None:
     with pytest.raises(ConfigError, match="num_draft_steps is 0"):
         SpeculativeSamplingConfig(0)
-    with pytest.raises(ConfigError, match="frozen"):
-        SpeculativeSamplingConfig(draft="oracle")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 50"):
         prove(subject("gaussian"), SpeculativeSamplingConfig(), samples=10)
     with pytest.raises(UnsupportedModelError, match="AnimateDiff"):

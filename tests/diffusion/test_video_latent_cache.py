@@ -24,7 +24,7 @@ EVERY_WAY = [
     {"key_interval": 3},
     {"key_interval": 3, "finish_key_frames": False},
     {"key_interval": 2, "interpolation": "linear"},
-    {"key_interval": 7, "refine_steps": 0, "interpolation": "nearest"},
+    {"key_interval": 7, "refine_steps": 0, "interpolation": "linear"},
     {"key_interval": 7, "refine_steps": 5},
     {"key_interval": 4, "refine_steps": 2, "refine_stride": 2, "finish_key_frames": False},
 ]

@@ -41,7 +41,7 @@ from forerun.theory.inputs import Floats, as_rows
 class Decision(NamedTuple):
     """The tests of a draft as plain arrays, in the form of `forerun.verification.decision.Decision`.
 
-    The first four are what `forerun.theory.enumeration.end_probabilities` takes. Test i asks
+    The first four are what `forerun.theory.acceptance.end_probabilities` takes. Test i asks
     whether the path ends at node i; a negative code c means that it ends at node ~c - 1.
     """
 

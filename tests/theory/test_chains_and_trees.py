@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from forerun.core import Draft, Tree
 from forerun.theory import acceptance
-from forerun.theory.acceptance import acceptance_rate, corrected_distribution
-from forerun.theory.enumeration import end_probabilities
+from forerun.theory.acceptance import acceptance_rate, corrected_distribution, end_probabilities
 from forerun.theory.formulas import expected_tokens
 from forerun.verification import token
 from forerun.verification.decision import Decision

@@ -24,7 +24,7 @@ from forerun.testing.enumeration import (
     target_distribution,
     target_rows,
 )
-from forerun.theory.enumeration import end_probabilities
+from forerun.theory.acceptance import end_probabilities
 from forerun.verification import token
 from forerun.verification.decision import Decision
 from tests.helpers import block_reference

@@ -16,7 +16,7 @@ from forerun.params import SamplingParams
 from forerun.randomness import Purpose, Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel, TreeDrafter
-from forerun.theory.enumeration import end_probabilities
+from forerun.theory.acceptance import end_probabilities
 from forerun.verification import token, traversal
 from forerun.verification.traversal import BlockRule
 from tests.helpers.verification import walk

@@ -84,7 +84,7 @@ DIFFUSION = {
 }
 TRAIN = {
     "data": Row(
-        "forerun.training.data_request",
+        "forerun.training.requests",
         "Have a model write and answer prompts to train on.",
         example="forerun train data smollm2 --keep-out questions.jsonl",
         assumed="with texts that {model} writes, into {model}-data.jsonl",

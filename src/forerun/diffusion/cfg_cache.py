@@ -60,8 +60,6 @@ class _Memory:
         config = self.config
         if len(self.full) < 1 + config.extrapolate or config.bound == 0.0:
             return False
-        if not self.steps.inside(config.window):
-            return False
         return config.interval is None or self.steps.step - self.full[-1].step < config.interval
 
     def within_bound(self, conditional: Tensor) -> bool:
@@ -230,8 +228,8 @@ class Halves:
         # A subclass with its own loop may run guidance differently.
         loop = next(base for base in type(pipeline).__mro__ if "__call__" in vars(base))
         known = _KNOWN.get(loop.__name__)
-        said = guidance != "auto" and unconditional_first is not None
-        if known is None and not said:
+        described = guidance != "auto" and unconditional_first is not None
+        if known is None and not described:
             raise ConfigError(
                 f"how {type(pipeline).__name__} runs its guidance is not known; "
                 "set guidance ('batched' or 'two_call') and unconditional_first."

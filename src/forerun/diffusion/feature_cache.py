@@ -2,7 +2,7 @@
 
 The idea is that of DeepCache (Ma et al., arXiv 2312.00858): the features of the deep levels change slowly
 from step to step, so they are computed at every n-th step only. At the other steps only the outermost
-levels run, fed with the kept features. For transformers, diffusers has its own caches (`enable_cache`).
+level runs, fed with the kept features. For transformers, diffusers has its own caches (`enable_cache`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from forerun.diffusion.hooks import Handle, StepTracker, Wrapper, sample_argument
 from forerun.diffusion.pipelines import denoiser_name, denoiser_of
 from forerun.diffusion.settings import FeatureCacheConfig
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.errors import UnsupportedModelError
 
 
 @dataclass
@@ -41,7 +41,7 @@ class FeatureCache(Handle):
         self._kept: dict[tuple[Any, ...], _Features] = {}
         self._features = _Features(0, {})
         self._reusing = False
-        blocks = _deep_blocks(pipeline, config.shallow_levels)
+        blocks = _deep_blocks(pipeline)
         self._steps = StepTracker(pipeline, self._kept.clear)
         # Always below a CFG cache, which decides the branches that run.
         forward = Wrapper(denoiser_of(pipeline), "forward", self._forward, innermost=True)
@@ -56,9 +56,7 @@ class FeatureCache(Handle):
         key = _branch(args, kwargs, self._steps.call)
         features = self._kept.get(key)
         self._reusing = (
-            features is not None
-            and self._steps.inside(self.config.window)
-            and 0 < self._steps.step - features.step < self.config.interval
+            features is not None and 0 < self._steps.step - features.step < self.config.interval
         )
         if features is None or not self._reusing:
             features = self._kept[key] = _Features(self._steps.step, {})
@@ -86,8 +84,8 @@ def _branch(args: tuple[Any, ...], kwargs: dict[str, Any], call: int) -> tuple[A
     return (*samples.shape, samples.dtype, stored, call if stored is None else 0)
 
 
-def _deep_blocks(pipeline: Any, shallow_levels: int) -> list[Any]:
-    """Blocks below the outermost levels, in the order in which they run."""
+def _deep_blocks(pipeline: Any) -> list[Any]:
+    """Blocks below the outermost level, in the order in which they run."""
     unet = denoiser_of(pipeline)
     parts = [getattr(unet, name, None) for name in ("down_blocks", "up_blocks")]
     if denoiser_name(pipeline) != "unet" or None in parts:
@@ -95,19 +93,16 @@ def _deep_blocks(pipeline: Any, shallow_levels: int) -> list[Any]:
             f"{type(unet).__name__} has no levels to cache; for transformers use enable_cache of diffusers."
         )
     down, up = (list(part) for part in parts if part is not None)
-    if shallow_levels >= len(down):
-        raise ConfigError(
-            f"shallow_levels must be below the UNet's {len(down)} levels, got {shallow_levels}."
-        )
+    if len(down) < 2:
+        raise UnsupportedModelError("a UNet of one level has no deep ones to cache.")
     middle = [] if unet.mid_block is None else [unet.mid_block]
-    return [*down[shallow_levels:], *middle, *up[: len(up) - shallow_levels]]
+    return [*down[1:], *middle, *up[:-1]]
 
 
 def apply_feature_cache(pipeline: Any, config: FeatureCacheConfig) -> FeatureCache:
     """Let a UNet pipeline reuse its deep features, until the returned handle is removed.
 
     Raises:
-        ConfigError: if `shallow_levels` is not below the UNet's number of levels.
-        UnsupportedModelError: for a pipeline without a UNet of down and up blocks.
+        UnsupportedModelError: for a pipeline without a UNet of two levels or more.
     """
     return FeatureCache(pipeline, config)

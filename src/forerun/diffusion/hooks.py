@@ -15,7 +15,6 @@ from typing import Any, Self
 from torch import Tensor
 
 from forerun.diffusion.pipelines import denoiser_of
-from forerun.diffusion.settings import Window
 
 
 class Wrapper:
@@ -178,7 +177,7 @@ class StepTracker:
     def __init__(
         self, pipeline: Any, reset: Callable[[], None], calls_per_step: int | None = None
     ) -> None:
-        self._pipeline, self._on_reset, self._per_step = pipeline, reset, calls_per_step
+        self._on_reset, self._per_step = reset, calls_per_step
         self.step, self.call, self.timestep = -1, 0, float("inf")
         self.wrapper = Wrapper(pipeline.scheduler, "set_timesteps", self._set_timesteps)
 
@@ -190,17 +189,6 @@ class StepTracker:
         """Begin a new sampling run."""
         self.step, self.call, self.timestep = -1, 0, float("inf")
         self._on_reset()
-
-    @property
-    def total(self) -> int:
-        """Number of steps of this run, as far as known."""
-        timesteps = getattr(self._pipeline.scheduler, "timesteps", None)
-        return max(self.step + 1, 0 if timesteps is None else len(timesteps))
-
-    def inside(self, window: Window) -> bool:
-        """True if the share of the run before this step lies in a window, its end excluded."""
-        low, high = window
-        return low <= self.step / self.total < high
 
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a call of the denoiser."""

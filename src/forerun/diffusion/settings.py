@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from forerun.errors import ConfigError
 from forerun.options import options
 
-
-def _in_order(window: tuple[float, float]) -> tuple[float, float]:
-    if window[0] > window[1]:
-        raise ValueError("its shares must be in order")
-    return window
-
-
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Window = Annotated[tuple[_Share, _Share], AfterValidator(_in_order)]
-"""Range of a sampling run in which reuse is allowed, as shares of its steps, in order."""
 _Interval = Annotated[int, Field(ge=1, le=10_000)]
-DraftKind = Literal["frozen", "extrapolated"]
-Interpolation = Literal["slerp", "linear", "nearest"]
+Interpolation = Literal["slerp", "linear"]
 USUAL_DRIFT = 0.3
 """Bound of drift where a CFG cache has no schedule."""
 
@@ -33,7 +22,6 @@ class CFGCacheConfig:
     """Schedule and form in which the unconditional prediction is reused.
 
     Args:
-        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
         guidance: whether the pipeline runs both halves in one call or in two; `auto` for known pipelines.
         unconditional_first: whether the unconditional half or call comes first; `None` for known pipelines.
     """
@@ -46,7 +34,6 @@ class CFGCacheConfig:
         description="cfg_cache: reuse until the conditional prediction of a sample has drifted by this share "
         "of its norm; 0.3 where no interval is given.",
     )
-    window: Window = (0.0, 1.0)
     extrapolate: bool = Field(
         default=False,
         description="cfg_cache: extrapolate the last two full steps, instead of repeating the last.",
@@ -63,18 +50,11 @@ class CFGCacheConfig:
 
 @options
 class FeatureCacheConfig:
-    """Schedule on which deep features are reused.
-
-    Args:
-        shallow_levels: number of outermost levels that run at every step.
-        window: range of the run in which reuse is allowed, as shares of the steps from 0 to 1.
-    """
+    """Schedule on which deep features are reused."""
 
     interval: _Interval = Field(
         default=2, description="feature_cache: deep levels run at every n-th step."
     )
-    shallow_levels: Annotated[int, Field(ge=1)] = 1
-    window: Window = (0.0, 1.0)
 
 
 @options
@@ -139,11 +119,6 @@ class SpeculativeSamplingConfig:
     num_draft_steps: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=8,
         description="speculative: most denoising steps that a round drafts, and the network checks at once.",
-    )
-    draft: DraftKind = Field(
-        default="frozen",
-        description="speculative: the draft keeps the last clean sample (frozen), or extrapolates the last "
-        "two.",
     )
     student: SkipJsonSchema[Callable[..., Any] | None] = None
     coupling: SkipJsonSchema[Callable[..., Any] | None] = None

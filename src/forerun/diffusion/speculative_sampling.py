@@ -201,9 +201,8 @@ class _Rounds:
         self.samples = draws.start.double() * transitions.start
         self.done = torch.zeros(len(self.samples), dtype=torch.long)
         self.passes = Passes(steps=len(transitions))
-        # Clean samples of the last two passes along each path, and their steps.
-        self.clean = torch.zeros(2, *self.samples.shape, dtype=torch.float64)
-        self.clean_steps = torch.full((2, len(self.samples)), -1, dtype=torch.long)
+        # Clean sample of the last pass along each path, which every path has after the first round.
+        self.clean: Tensor | None = None
 
     @property
     def active(self) -> Tensor:
@@ -249,7 +248,7 @@ class _Rounds:
             for a plain step), and a mask of valid steps, `[L, n]`.
         """
         samples = self.samples[rows]
-        first = self.config.student is None and bool((self.clean_steps[1, rows] < 0).any())
+        first = self.config.student is None and self.clean is None
         length = 1 if first else self.config.num_draft_steps
         at, means, valid = [], [], []
         for place in range(length):
@@ -274,15 +273,8 @@ class _Rounds:
         if self.config.student is not None:
             self.passes.student += 1
             return _run(self.config.student, self.transitions, steps, samples, rows)
-        clean = self.clean[1, rows]
-        if self.config.draft == "extrapolated":
-            before, last = (self.transitions.timesteps[s] for s in self.clean_steps[:, rows])
-            now = self.transitions.timesteps[steps]
-            known = self.clean_steps[0, rows] >= 0
-            slope = torch.where(known, (now - last) / torch.where(known, last - before, 1), 0.0)
-            slope = slope.to(clean.dtype).view(-1, *(1 for _ in range(clean.ndim - 1)))
-            clean = clean + slope * (clean - self.clean[0, rows])
-        return self.transitions.output_for(steps, samples, clean)
+        assert self.clean is not None
+        return self.transitions.output_for(steps, samples, self.clean[rows])
 
     def _couple(
         self, steps: Tensor, rows: Tensor, valid: Tensor, means: Tensor, target: Tensor
@@ -303,18 +295,11 @@ class _Rounds:
     def _remember(
         self, rows: Tensor, steps: Tensor, last: Tensor, drafted: Tensor, outputs: Tensor
     ) -> None:
-        """Store the clean samples of the last two passes along each path."""
-        samples = torch.arange(len(rows))
-        for at in (last - 1, last):
-            here = at >= 0
-            picked, where = samples[here], at[here]
-            own, reached = rows[picked], steps[where, picked]
-            self.clean[0, own] = self.clean[1, own]
-            self.clean_steps[0, own] = self.clean_steps[1, own]
-            self.clean[1, own] = self.transitions.clean(
-                reached, drafted[where, picked], outputs[where, picked]
-            )
-            self.clean_steps[1, own] = reached
+        """Store the clean sample of the last pass along each path."""
+        picked = (last, torch.arange(len(rows)))
+        if self.clean is None:
+            self.clean = torch.zeros_like(self.samples)
+        self.clean[rows] = self.transitions.clean(steps[picked], drafted[picked], outputs[picked])
 
     def _count(self, drafted: Tensor, kept: Tensor) -> None:
         passes, missing = self.passes, len(drafted) - len(self.passes.drafted)

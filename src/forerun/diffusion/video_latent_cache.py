@@ -7,7 +7,7 @@ arXiv 2108.01073), and the whole clip takes the last steps together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -116,10 +116,7 @@ def sample_clips(
     *,
     steps: int,
     config: VideoLatentCacheConfig,
-    labels: Sequence[int] | None = None,
-    prompt_embeds: Tensor | None = None,
-    negative_prompt_embeds: Tensor | None = None,
-    guidance_scale: float | None = None,
+    **conditions: Any,
 ) -> CachedClips:
     """Sample clips from given noise, most steps on key frames alone.
 
@@ -131,10 +128,7 @@ def sample_clips(
         noise: initial noise, `[B, C, F, H, W]`.
         steps: number of steps of the full schedule.
         config: settings of key frames and of the frames between them.
-        labels: one label per clip; see `forerun.diffusion.pipelines.sample`.
-        prompt_embeds: prompt embeddings, in place of labels.
-        negative_prompt_embeds: negative prompt embeddings for guidance.
-        guidance_scale: guidance scale; 1 is no guidance, and the default is the pipeline's own.
+        conditions: labels, prompts and guidance scale, as `forerun.diffusion.pipelines.sample` takes them.
 
     Raises:
         ConfigError: for noise or a number of frames or steps that do not match, for a scheduler other than
@@ -145,12 +139,6 @@ def sample_clips(
     _check_pipeline(pipeline)
     _check_noise(pipeline, noise)
     config.check_steps(steps)
-    conditions = {
-        "labels": labels,
-        "prompt_embeds": prompt_embeds,
-        "negative_prompt_embeds": negative_prompt_embeds,
-        "guidance_scale": guidance_scale,
-    }
     sampler = _Sampler(pipeline, steps, conditions)
     with count_evaluations(pipeline) as counted:
         latents, keys = _denoise(sampler, noise, config)
@@ -208,7 +196,7 @@ def fill_between(values: Tensor, keys: Tensor, how: Interpolation) -> Tensor:
         values: values of the key frames, `[B, C, K, H, W]`.
         keys: indices of the key frames, ascending from the first frame to the last, `[K]`.
         how: `slerp` goes along the arc between two frames, each taken as one vector; `linear` goes along
-            the line; `nearest` repeats the nearer key frame, and half-way the later one.
+            the line.
 
     Returns:
         Clips `[B, C, F, H, W]` with unchanged key frames.
@@ -218,18 +206,16 @@ def fill_between(values: Tensor, keys: Tensor, how: Interpolation) -> Tensor:
     start, end = keys[before], keys[before + 1]
     weights = ((places - start) / (end - start)).to(values)
     first, second = (values[:, :, index].transpose(1, 2) for index in (before, before + 1))
-    filled = _between(first.flatten(2), second.flatten(2), weights, how)
+    between = slerp if how == "slerp" else linear
+    filled = between(first.flatten(2), second.flatten(2), weights)
     clips = filled.view(first.shape).transpose(1, 2)
     clips[:, :, keys] = values
     return clips
 
 
-def _between(first: Tensor, second: Tensor, weights: Tensor, how: Interpolation) -> Tensor:
-    if how == "nearest":
-        return torch.where(weights[..., None] < 0.5, first, second)
-    if how == "linear":
-        return torch.lerp(first, second, weights[..., None])
-    return slerp(first, second, weights)
+def linear(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Interpolate along the line between vectors `[..., n]`; weight 0 gives the first, 1 the second."""
+    return torch.lerp(first, second, weights[..., None])
 
 
 def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
@@ -253,7 +239,7 @@ def slerp(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
     length = torch.lerp(lengths[0], lengths[1], weights)
     ratios = [length / own.clamp_min(torch.finfo(first.dtype).tiny) for own in lengths]
     arc = (shares[0] * ratios[0])[..., None] * first + (shares[1] * ratios[1])[..., None] * second
-    return torch.where(flat[..., None], torch.lerp(first, second, weights[..., None]), arc)
+    return torch.where(flat[..., None], linear(first, second, weights), arc)
 
 
 def _check_pipeline(pipeline: Any) -> None:

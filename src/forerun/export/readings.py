@@ -270,5 +270,9 @@ def _shown(value: object) -> str:
         return str(list(value))
     if isinstance(value, float):
         return f"{value:g}"
-    said = {"none": "the target's first ids", "absolute": "target ids", "t2d": "only what t2d says"}
-    return said.get(str(value), str(value))
+    words = {
+        "none": "the target's first ids",
+        "absolute": "target ids",
+        "t2d": "only what t2d says",
+    }
+    return words.get(str(value), str(value))

@@ -227,12 +227,12 @@ def run_readings(
     trained_hits = _hits(reference, text)
 
     def replay(engine: str) -> Replay:
-        own = [finding for finding in findings if finding.engine in (EVERY, engine)]
-        errors = [finding for finding in own if finding.severity is Severity.ERROR]
+        relevant = [finding for finding in findings if finding.engine in (EVERY, engine)]
+        errors = [finding for finding in relevant if finding.severity is Severity.ERROR]
         if errors:
             verdict = f"does not load in {TITLES[engine]}: {errors[0].problem}"
             return Replay(engine, False, None, None, trained_hits, verdict)
-        if unset := _unset(head, own):
+        if unset := _unset(head, relevant):
             # Such an engine computes with uninitialized memory, which cannot be replayed.
             verdict = f"loads in {TITLES[engine]} and drafts rubbish, because {unset}"
             return Replay(engine, True, None, None, trained_hits, verdict)

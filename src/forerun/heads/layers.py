@@ -180,8 +180,8 @@ def ascending(
     if "d2t" not in tensors:
         return None, tensors
     ids, order = draft_ids(tensors["d2t"], vocab_size, name).sort()
-    own = {key: tensors[key][order] for key in ("lm_head.weight",) if key in tensors}
-    return ids, {**tensors, **own}
+    reordered = {key: tensors[key][order] for key in ("lm_head.weight",) if key in tensors}
+    return ids, {**tensors, **reordered}
 
 
 class OutputRows:

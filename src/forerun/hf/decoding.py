@@ -86,8 +86,8 @@ def generate(
         _Row(prompt, padded, limit, ends, criteria, input_ids.device)
         for prompt, padded in zip(prompts, input_ids.tolist(), strict=True)
     ]
-    asked = {"speculative": speculative, "drafter": drafter, "policy": policy}
-    kept = _kept_with(model, _with_drafting(asked, settings, assistant))
+    arguments = {"speculative": speculative, "drafter": drafter, "policy": policy}
+    kept = _kept_with(model, _with_drafting(arguments, settings, assistant))
     with kept.lock:
         engine = kept.engine_for(len(rows), limit + max(map(len, prompts)))
         engine.use_seeds(_torch_seed if settings.do_sample else fresh_seed)
@@ -97,12 +97,12 @@ def generate(
     return _as_asked(sequences, settings)
 
 
-def _with_drafting(asked: dict[str, Any], settings: Any, assistant: Any) -> dict[str, Any]:
+def _with_drafting(arguments: dict[str, Any], settings: Any, assistant: Any) -> dict[str, Any]:
     """The arguments of `forerun.load`, with those of transformers for drafting, or looking up without any."""
     drafting = drafting_of(settings, assistant)
-    if asked["speculative"] is True and not drafting:
-        asked = asked | {"drafter": asked["drafter"] or "suffix"}
-    return asked | drafting
+    if arguments["speculative"] is True and not drafting:
+        arguments = arguments | {"drafter": arguments["drafter"] or "suffix"}
+    return arguments | drafting
 
 
 def _as_asked(sequences: Tensor, settings: Any) -> Any:
@@ -154,8 +154,8 @@ class _Row:
         self.output.append(token)
         if self.criteria:
             ids = torch.tensor([self.padded + self.output], device=self.device)
-            said = [torch.as_tensor(criterion(ids, None)) for criterion in self.criteria]
-            self.stopped = any(bool(answer.any()) for answer in said)
+            answers = [torch.as_tensor(criterion(ids, None)) for criterion in self.criteria]
+            self.stopped = any(bool(answer.any()) for answer in answers)
         return self.stopped
 
 

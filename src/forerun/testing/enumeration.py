@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.core import Draft, Request, Tree
 from forerun.sampling import Prefix, warp
 from forerun.testing.toy import ToyModel
-from forerun.theory.enumeration import end_probabilities
+from forerun.theory.acceptance import end_probabilities
 from forerun.theory.inputs import Floats
 from forerun.verification.decision import Decision
 

@@ -252,10 +252,10 @@ class Answering:
         exchange.records.append(replace(record, more=more))
         return more
 
-    def _next_turn(self, exchange: Exchange, answer: str, asked: str) -> bool:
+    def _next_turn(self, exchange: Exchange, answer: str, question: str) -> bool:
         """Set the prompt of the next turn; False if that turn cannot be asked."""
-        said = [{"role": "assistant", "content": answer}, {"role": "user", "content": asked}]
-        exchange.messages = [*exchange.messages, *said]
+        turn = [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        exchange.messages = [*exchange.messages, *turn]
         try:
             exchange.prompt_ids = self._encoded(exchange)
         except PromptError:

@@ -201,11 +201,11 @@ class DrafterRun:
         Raises:
             CheckpointError: if it cannot be written; the earlier files then stay.
         """
-        own = self.content()
+        content = self.content()
         files: dict[str, str | bytes] = {
             **self.head.files,
-            OWN: json.dumps(own, indent=2) + "\n",
-            CARD: card_of(self.kind, own),
+            OWN: json.dumps(content, indent=2) + "\n",
+            CARD: card_of(self.kind, content),
         }
         write_head(self.out, self.head.config, self.head.stored(), files)
 
@@ -236,9 +236,9 @@ class DrafterRun:
         return frequent_ids(counts, self.settings.draft_vocab_size, self.checkpoint.eos_token_ids)
 
     def _training_settings(self) -> TrainingSettings:
-        own = self.settings
-        budget = (own.tokens or _UNLIMITED, 60 * own.minutes)
-        rates = (own.matrix_learning_rate, own.learning_rate)
+        settings = self.settings
+        budget = (settings.tokens or _UNLIMITED, 60 * settings.minutes)
+        rates = (settings.matrix_learning_rate, settings.learning_rate)
         return TrainingSettings(*budget, *rates, weight_decay=0.0, decay=0.3)
 
     def _recipe_facts(self) -> dict[str, Any]:

@@ -100,8 +100,8 @@ class Eagle3Module(NamedModule):
 
     def _joined(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         """Input of the attention."""
-        own = self._normed(hidden, "layers.0.hidden_norm")
-        return torch.cat((self._normed(embeddings, "layers.0.input_layernorm"), own), dim=-1)
+        normed = self._normed(hidden, "layers.0.hidden_norm")
+        return torch.cat((self._normed(embeddings, "layers.0.input_layernorm"), normed), dim=-1)
 
     def _normed(self, hidden: Tensor, name: str) -> Tensor:
         weight = self.weight(name).to(hidden.dtype)

@@ -83,9 +83,9 @@ def run(request: DistillRequest) -> Result:
     student = diffusion.distill(pipeline, examples, config, work)
     diffusion.step_distillation.save_student(student, output)
     content = {"steps": student.steps, "approximate": True, "output": str(output)}
-    said = f"a student of {student.steps} steps (approximate) in {output}"
+    answer = f"a student of {student.steps} steps (approximate) in {output}"
     return Result(
-        content={"mode": "diffusion distill", **content}, answers=[said], device=pipeline.device
+        content={"mode": "diffusion distill", **content}, answers=[answer], device=pipeline.device
     )
 
 
@@ -94,11 +94,11 @@ def _examples(request: DistillRequest, pipeline: Any, path: Path) -> diffusion.E
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
-    asked = json.dumps({name: getattr(request, name) for name in _OF_EXAMPLES})
+    wanted = json.dumps({name: getattr(request, name) for name in _OF_EXAMPLES})
     if path.exists():
         with safe_open(path, "pt") as file:
             made_for = (file.metadata() or {}).get("options")
-        if made_for != asked:
+        if made_for != wanted:
             raise ConfigError(f"{path} is of other options: {made_for}; give another work folder.")
         stored = load_file(path)
         return diffusion.Examples(
@@ -125,5 +125,5 @@ def _examples(request: DistillRequest, pipeline: Any, path: Path) -> diffusion.E
     if negative is not None:
         negative = tensors["negative"] = negative[:1].contiguous()
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, {"options": asked})
+        save_file(tensors, temporary, {"options": wanted})
     return replace(made, negative_prompt_embeds=negative)

@@ -118,8 +118,8 @@ class Conditions:
 
 
 @options
-class Sampler(Conditions):
-    """Steps and noise of a sampler, besides pipeline and conditions."""
+class Sampling(Conditions):
+    """Steps and noise of a sampler, and the number of samples and of their frames."""
 
     steps: int = Field(default=64, ge=1, le=10_000, description="Steps of the sampler.")
     eta: float | None = Field(
@@ -134,6 +134,11 @@ class Sampler(Conditions):
         description="Scheduler in place of the pipeline's own: ddpm, ddim or euler_ancestral.",
     )
 
+    count: int = Field(default=10, ge=1, le=1_000_000, description="Samples to make.")
+    frames: int | None = Field(
+        default=None, ge=1, le=1024, description="Frames of a clip; 16 unless given."
+    )
+
     def open(self) -> Any:
         """The pipeline, with the scheduler that was asked for.
 
@@ -144,16 +149,6 @@ class Sampler(Conditions):
         if self.scheduler != "own":
             diffusion.methods.exchange_scheduler(pipeline, self.scheduler)
         return pipeline
-
-
-@options
-class Sampling(Sampler):
-    """Number of samples and of their frames, besides their sampler."""
-
-    count: int = Field(default=10, ge=1, le=1_000_000, description="Samples to make.")
-    frames: int | None = Field(
-        default=None, ge=1, le=1024, description="Frames of a clip; 16 unless given."
-    )
 
     def samples(self, pipeline: Any) -> diffusion.Job:
         """Samples to make by a pipeline; see `job`."""
@@ -179,13 +174,12 @@ class Methods:
     cfg_cache: CFGCacheConfig = part(
         default=CFGCacheConfig(extrapolate=True),
         section="Methods",
-        without=("window", "guidance", "unconditional_first"),
+        without=("guidance", "unconditional_first"),
         renamed={name: f"cfg_{name}" for name in ("interval", "drift_bound", "extrapolate")},
     )
     feature_cache: FeatureCacheConfig = part(
         default=FeatureCacheConfig,
         section="Methods",
-        without=("shallow_levels", "window"),
         renamed={"interval": "feature_interval"},
     )
     key_frames: VideoLatentCacheConfig = part(

@@ -110,20 +110,20 @@ def _exactness(made: diffusion.Made) -> str:
 
 def _answers(method: str, made: diffusion.Made, full: diffusion.Made | None) -> list[str]:
     counted = made.evaluations
-    said = [
+    answers = [
         f"{_number(len(made.images), 'sample')} ({_exactness(made)}): {counted.calls} passes of the network, "
         f"{_number(counted.samples, 'sample')} in them, {made.seconds:.2f} s"
     ]
     if full is not None:
         counted = full.evaluations
-        said.append(
+        answers.append(
             f"the sampler as it is: {counted.calls} passes, {counted.samples} samples, "
             f"{full.seconds:.2f} s; PSNR of these against its own "
             f"{diffusion.psnr(made.images, full.images).value:.1f} dB"
         )
         if method != "none":
-            said.append(_in_words(method, full.seconds / made.seconds))
-    return said
+            answers.append(_in_words(method, full.seconds / made.seconds))
+    return answers
 
 
 def _number(count: int, noun: str) -> str:
