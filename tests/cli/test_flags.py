@@ -112,6 +112,14 @@ def test_the_tables_lead_to_flags_that_exist() -> None:
     assert advice("gamma", simulate) == "It is called '--lengths' here."
 
 
+@pytest.mark.parametrize("command", ["generate", "prove", "serve", "simulate"])
+def test_vllms_object_is_answered_with_flags(cli: Cli, command: str) -> None:
+    result = cli.run(command, "--speculative-config", '{"method": "ngram"}')
+    ours = "--lengths" if command == "simulate" else "--method"
+    assert result.exit_code == 2
+    assert f"It is called '{ours}' here, and each other key is a flag too." in result.stderr
+
+
 @pytest.mark.parametrize("threads", ["100000", "9" * 400])
 def test_more_threads_than_cores_are_clamped(
     cli: Cli, threads: str, monkeypatch: pytest.MonkeyPatch
