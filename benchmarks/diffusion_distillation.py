@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.sheets import save_sheet
 from forerun.diffusion.step_distillation import Student
 from forerun.files import atomic_path, write_text

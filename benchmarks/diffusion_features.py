@@ -18,7 +18,7 @@ from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.cfg_cache import apply_cfg_cache
 from forerun.diffusion.feature_cache import apply_feature_cache
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.settings import CFGCacheConfig, FeatureCacheConfig
 from forerun.files import write_text
 from forerun.measure.turns import in_turns

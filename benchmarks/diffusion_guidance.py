@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.diffusion_models import Task, set_threads, shipped
 from forerun.diffusion.cfg_cache import apply_cfg_cache
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.settings import CFGCacheConfig
 from forerun.files import write_text
 from forerun.measure.turns import in_turns

@@ -16,7 +16,7 @@ from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2
 
 from benchmarks.diffusion_models import set_threads, shipped
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import machine_limits, runs_by_batch
+from forerun.diffusion.methods import machine_limits, runs_by_batch
 
 
 def small_transformer() -> Any:

@@ -32,7 +32,7 @@ from benchmarks.diffusion_models import GUIDANCE_SCALE, set_threads, shipped
 from forerun.diffusion.cfg_cache import apply_cfg_cache
 from forerun.diffusion.hooks import count_evaluations
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.pipelines import label_embeds
 from forerun.diffusion.settings import CFGCacheConfig
 from forerun.diffusion.training import AveragedTrainer, AveragedTraining

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from benchmarks.diffusion_models import MAKE_CLIPS, Task, set_threads, shipped
 from forerun.diffusion.loading import open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.settings import VideoLatentCacheConfig
 from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.diffusion.video_latent_cache import sample_clips

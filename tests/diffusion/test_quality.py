@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.sheets import save_clips, save_sheet
 from forerun.errors import ConfigError
 

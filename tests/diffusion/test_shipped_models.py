@@ -10,7 +10,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 from forerun.diffusion.loading import PIPELINES, open_pipeline
-from forerun.diffusion.measuring import psnr
+from forerun.diffusion.methods import psnr
 from forerun.diffusion.pipelines import draw_noise, kind_of, sample
 from recipes.classifier import label_accuracy, load_classifier
 

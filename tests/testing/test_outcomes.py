@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.randomness import Purpose, Randomness
-from forerun.testing.outcomes import NoiseError, outcomes
+from forerun.testing.enumeration import NoiseError, outcomes
 
 
 def draw(randomness: Randomness, node: int) -> float:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from forerun.diffusion.cfg_cache import apply_cfg_cache
     from forerun.diffusion.feature_cache import apply_feature_cache
     from forerun.diffusion.loading import open_pipeline
-    from forerun.diffusion.measuring import measure, psnr
-    from forerun.diffusion.methods import Job, Made, make
+    from forerun.diffusion.methods import Job, Made, make, measure, psnr
     from forerun.diffusion.pipelines import GuidedDenoiser, decode, sample
     from forerun.diffusion.settings import (
         CFGCacheConfig,
@@ -38,8 +37,7 @@ _NAMES = {
     "cfg_cache": "apply_cfg_cache",
     "feature_cache": "apply_feature_cache",
     "loading": "open_pipeline",
-    "measuring": "measure psnr",
-    "methods": "Job Made make",
+    "methods": "Job Made make measure psnr",
     "pipelines": "GuidedDenoiser decode sample",
     "settings": "CFGCacheConfig FeatureCacheConfig SpeculativeSamplingConfig VideoLatentCacheConfig",
     "speculative_sampling": "Draws couple sample_plainly sample_speculatively",

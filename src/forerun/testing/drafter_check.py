@@ -28,8 +28,7 @@ from forerun.errors import ConfigError, ExactnessError
 from forerun.models.running import prefill_chunks
 from forerun.params import SamplingParams
 from forerun.randomness import Key, Purpose, Randomness
-from forerun.testing.enumeration import WarpedRows, by_decision
-from forerun.testing.outcomes import outcomes
+from forerun.testing.enumeration import WarpedRows, by_decision, outcomes
 from forerun.testing.toy import ToyModel
 from forerun.testing.verifier_check import BOUND, Case, Enumeration, compare
 from forerun.trees.search import AUTO, plan_tree

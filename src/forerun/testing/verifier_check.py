@@ -16,6 +16,7 @@ from forerun.randomness import Randomness
 from forerun.sampling import Prefix, draw_coupled
 from forerun.testing.enumeration import (
     Emit,
+    NoiseError,
     Outcomes,
     RandomRows,
     Rows,
@@ -23,10 +24,10 @@ from forerun.testing.enumeration import (
     deviation,
     drawn_drafts,
     emitted_distribution,
+    outcomes,
     target_distribution,
     target_rows,
 )
-from forerun.testing.outcomes import NoiseError, outcomes
 from forerun.verification import verify_one
 from forerun.verification.decision import DecisionRule
 

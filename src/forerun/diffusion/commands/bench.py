@@ -75,7 +75,7 @@ def run(request: DiffusionBenchRequest) -> Result:
     rows, notes = _measure(request, pipeline, pictures)
     runs: list[Row] = []
     try:
-        runs = diffusion.measuring.runs_by_batch(pipeline, request.batches, job.num_frames)
+        runs = diffusion.methods.runs_by_batch(pipeline, request.batches, job.num_frames)
     except ForerunError as error:
         notes.append(f"without the roofline: {error}")
     if not rows and not runs:
@@ -87,7 +87,7 @@ def run(request: DiffusionBenchRequest) -> Result:
         mode="diffusion bench",
         rows=rows,
         tables=[*([_table(rows)] if rows else []), *([_batches(runs)] if runs else [])],
-        charts=[_roof(type(pipeline).__name__, runs, *diffusion.measuring.machine_limits())]
+        charts=[_roof(type(pipeline).__name__, runs, *diffusion.methods.machine_limits())]
         if runs
         else [],
         facts={"roofline": runs},
