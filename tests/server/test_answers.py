@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.server.answers import AnswerPart, Blocks, Piece, Thinking
+from forerun.server.answers import AnswerChoice, AnswerPart, Piece, Thinking
 from forerun.server.state import TokenNames
 from tests.helpers.made_tokenizers import TOKENIZERS
 from tests.helpers.served import USER, client, served_engine, state_of
@@ -80,12 +80,12 @@ def test_bytes_of_tokens_join_to_the_text(name: str) -> None:
 
 def test_blocks_stand_in_the_order_of_the_text() -> None:
     """Also where a round ends a call, and holds a whole one between two texts."""
-    blocks, begun = Blocks(), AnswerPart("call", "{", 0, "id", "weather")
+    choice, begun = AnswerChoice(), AnswerPart("call", "{", 0, "id", "weather")
     whole = (AnswerPart("call", "", 1, "id2", "now"), AnswerPart("call", "{}", 1))
     for parts in (
         [begun],
         [AnswerPart("call", "}"), AnswerPart("text", "a"), *whole, AnswerPart("text", "b")],
     ):
-        list(blocks.add(Piece(0, parts, ())))
-    found = [(block.first.kind, block.text) for block in blocks.all]
+        list(choice.add(Piece(0, parts, ())))
+    found = [(block.first.kind, block.text) for block in choice.blocks]
     assert found == [("call", "{}"), ("text", "a"), ("call", "{}"), ("text", "b")]

@@ -353,6 +353,19 @@ def test_slow_readers_hold_nobody_up() -> None:
         assert events_of(text)[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_metrics_count_the_first_token_of_each_client_that_goes() -> None:
+    state = state_of()
+    body = {"messages": USER, "stream": True, "max_tokens": 90, **LONG}
+    with listening(state) as (_, url), httpx.Client(base_url=url, timeout=60) as http:
+        for _ in range(12):
+            with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                lines = response.iter_lines()
+                while "content" not in next(lines):
+                    pass
+            wait_for(lambda: state.service.open == 0)
+        assert "forerun:time_to_first_token_seconds_count 12.0" in http.get("/metrics").text
+
+
 def test_metrics_count_what_went_out() -> None:
     with client() as one:
         for _ in range(2):

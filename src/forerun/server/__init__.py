@@ -15,7 +15,7 @@ client ◄─ the front's form ◄─ Piece(text, reasoning, tool calls, end) �
   with its counts. A splitter (`answers.Splitter`) finds the parts; nothing here knows a wire format.
 - A front is one file with a function `routes(state) -> APIRouter`, listed in `app.FRONTS`: it translates its
   body and gives `chat.answer` a `respond.Form`, which writes an answer's pieces as an object or as events.
-  Errors are `ApiError`s; `errors.ENVELOPES` has their form by the beginning of the path.
+  Errors are `ApiError`s; `errors.envelope` has their form by the beginning of the path.
 - A constraint is a `mask` among the sampling parameters of an engine request, one for each choice
   (`constraints.GrammarMask`). Calls of tools are an entry of `tools.FORMATS`: how a family writes them, as a
   grammar for forced ones and for `ToolCallReader`.

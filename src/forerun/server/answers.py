@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from forerun.core import FinishReason, Stats
 from forerun.engine.requests import Completion, TokenEvent
-from forerun.server.service import AnswerJob, EngineRequest, Update
+from forerun.server.service import AnswerJob, Update
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -69,16 +69,13 @@ class Thinking:
         return [part for part in parts if part.text]
 
     def _reasoning(self, final: bool) -> str:
-        before, end, after = self._held.partition(self.END)
-        if end:
-            self._thinks, self._held = False, after
-            taken = self._trimmed(before).rstrip()
-            self._trim = True
-            return taken
-        # The end of the mark may come with the next round; spaces before it are no reasoning.
-        certain = before if final else before[: len(before) - overlap(before, self.END)].rstrip()
-        self._held = before[len(certain) :]
-        return self._trimmed(certain)
+        certain, after = before_mark(self._held, self.END, final)
+        reasoning = self._trimmed(certain)
+        if after is None:
+            self._held = self._held[len(certain) :]
+        else:
+            self._thinks, self._held, self._trim = False, after, True
+        return reasoning
 
     def _trimmed(self, text: str) -> str:
         """Text without the line breaks behind a mark."""
@@ -88,9 +85,16 @@ class Thinking:
         return text
 
 
-def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of a text that begins `mark`."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+def before_mark(text: str, mark: str, final: bool) -> tuple[str, str | None]:
+    """The certain text before a mark, without spaces at its end, and the rest after the mark.
+
+    The rest is None while no mark has come; the beginning of one at the end is not certain then.
+    """
+    before, found, after = text.partition(mark)
+    if found:
+        return before.rstrip(), after
+    begun = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+    return (text if final else text[: len(text) - begun].rstrip()), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +120,6 @@ class Piece:
     parts: Sequence[AnswerPart]
     events: Sequence[TokenEvent]
     end: Ending | None = None
-
-
-@dataclass
-class AnswerChoice:
-    """A choice, gathered from its pieces."""
-
-    blocks: Blocks = field(default_factory=lambda: Blocks())
-    events: list[TokenEvent] = field(default_factory=list)
-    end: Ending | None = None
-
-    def add(self, piece: Piece) -> None:
-        for _ in self.blocks.add(piece):
-            pass
-        self.events += piece.events
-        self.end = piece.end
 
 
 @dataclass
@@ -173,13 +162,9 @@ class Answer:
     ) -> None:
         self._job, self._prediction_only, self._paced = job, prediction_only, paced
         self._splitters = [new_splitter() for _ in job.requests]
-        self.counts = Counts(prompt=sum(len(r.token_ids) for r in job.requests[::per_prompt]))
+        self.counts = Counts(prompt=sum(len(r.prompt) for r in job.requests[::per_prompt]))
         self._per_prompt, self._called = per_prompt, set[int]()
         self.endings: list[Ending] = []
-
-    @property
-    def requests(self) -> Sequence[EngineRequest]:
-        return self._job.requests
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         async for update in self._job:
@@ -193,7 +178,7 @@ class Answer:
         """All choices, once they have ended."""
         choices = [AnswerChoice() for _ in self._job.requests]
         async for piece in self:
-            choices[piece.index].add(piece)
+            list(choices[piece.index].add(piece))
         return choices
 
     def _piece(self, update: Update) -> Piece:
@@ -214,7 +199,7 @@ class Answer:
         counts.completion += len(completion.token_ids)
         if update.index % self._per_prompt == 0:
             counts.cached += stats.num_cached_tokens
-        predicted = len(self.requests[update.index].hints.prediction)
+        predicted = len(self._job.requests[update.index].hints.prediction)
         accepted = stats.num_accepted_tokens if predicted and self._prediction_only else 0
         counts.accepted_prediction += accepted
         counts.rejected_prediction += max(0, predicted - accepted)
@@ -229,7 +214,7 @@ def _single(update: Update) -> Sequence[Update]:
     """Updates of one token each."""
     if len(update.events) < 2:
         return (update,)
-    firsts = [replace(update, events=(one,), completion=None) for one in update.events[:-1]]
+    firsts = [replace(update, events=(event,), completion=None) for event in update.events[:-1]]
     return [*firsts, replace(update, events=update.events[-1:])]
 
 
@@ -250,27 +235,31 @@ class Block:
     cut: bool = False
 
 
-class Blocks:
-    """An answer of one choice as blocks, which begin, grow and end one after the other."""
+@dataclass
+class AnswerChoice:
+    """A choice as blocks, which begin, grow and end one after the other, its tokens and its end."""
 
-    def __init__(self) -> None:
-        self.all: list[Block] = []
+    blocks: list[Block] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+    end: Ending | None = None
 
     def text(self, kind: Kind) -> str:
         """Text of all blocks of a kind."""
-        return "".join(block.text for block in self.all if block.first.kind == kind)
+        return "".join(block.text for block in self.blocks if block.first.kind == kind)
 
     def add(self, piece: Piece) -> Iterator[tuple[str, Block, str]]:
-        """Changes by a new piece: `begin`, `more` with the new text, `end`."""
-        last = self.all[-1] if self.all else None
+        """Take in a new piece; returns the changes by it: `begin`, `more` with the new text, `end`."""
+        self.events += piece.events
+        self.end = piece.end
+        last = self.blocks[-1] if self.blocks else None
         for part in piece.parts:
             if not part.text and part.name is None:
                 continue
             if last is None or (last.first.kind, last.first.index) != (part.kind, part.index):
                 if last is not None:
                     yield "end", last, ""
-                last = Block(len(self.all), part)
-                self.all.append(last)
+                last = Block(len(self.blocks), part)
+                self.blocks.append(last)
                 yield "begin", last, ""
             if part.text:
                 last.text += part.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -13,8 +13,8 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from forerun.server import chat
-from forerun.server.answers import Answer, Block, Blocks, Counts
-from forerun.server.bodies import Body, ChatBody, CommonBody
+from forerun.server.answers import Answer, AnswerChoice, Block, Counts
+from forerun.server.bodies import Body, ChatBody, CommonBody, text_of
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, event
 from forerun.server.state import ServerState
@@ -87,15 +87,15 @@ def routes(state: ServerState) -> APIRouter:
         """Answer a conversation."""
         names = (*CommonBody.model_fields, "max_tokens", "top_k")
         fields = {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
-        asked = _chat_body(state, body, fields)
-        return chat.answer(state, request, asked, MessageWriter(state, body).form)
+        translated = _chat_body(state, body, fields)
+        return chat.answer(state, request, translated, MessageWriter(state, body))
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         """Tokens of the prompt of a conversation."""
         state.check_model(body.model)
-        asked = _chat_body(state, body, {})
-        return {"input_tokens": len(await asyncio.to_thread(chat.prompt_for, state, asked))}
+        prompt = await asyncio.to_thread(chat.prompt_for, state, _chat_body(state, body, {}))
+        return {"input_tokens": len(prompt)}
 
     return router
 
@@ -107,19 +107,19 @@ def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> C
         ApiError: for a block that is not served.
     """
     system = [] if body.system is None else [{"role": "system", "content": body.system}]
-    given = [*system, *(one.model_dump() for one in body.messages)]
-    fields |= {"messages": [made for one in given for made in _translated(one)]}
+    given = [*system, *(message.model_dump() for message in body.messages)]
+    fields |= {"messages": [made for message in given for made in _translated(message)]}
     choice, thinking = body.tool_choice, body.thinking
     if body.tools is not None:
         fields["tools"] = [
             {
                 "type": "function",
                 "function": {
-                    **one.model_dump(include={"name", "description", "strict"}),
-                    "parameters": one.input_schema,
+                    **tool.model_dump(include={"name", "description", "strict"}),
+                    "parameters": tool.input_schema,
                 },
             }
-            for one in body.tools
+            for tool in body.tools
         ]
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name or ""}}
@@ -127,7 +127,7 @@ def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> C
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if thinking is not None and "enable_thinking" in state.prompts.template_variables:
         fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
-    return chat.checked(fields | {"model": body.model})
+    return ChatBody.model_validate(fields | {"model": body.model})
 
 
 def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:
     for block in content:
         match block.get("type"):
             case "text":
-                texts.append(_text(block))
+                texts.append(text_of(block, "messages"))
             case "thinking":
                 made["reasoning_content"] = block.get("thinking")
             case "redacted_thinking":
@@ -149,9 +149,7 @@ def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result":
-                found = block.get("content") or ""
-                text = found if isinstance(found, str) else "\n".join(map(_text, found))
-                number = block.get("tool_use_id")
+                text, number = text_of(block.get("content"), "messages"), block.get("tool_use_id")
                 results.append({"role": "tool", "tool_call_id": number, "content": text})
             case kind:
                 problem = f"blocks of type {str(kind)[:40]!r} are not served; text and tools are."
@@ -163,14 +161,7 @@ def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
-def _text(block: Any) -> str:
-    text = block.get("text") if isinstance(block, Mapping) else None
-    if not isinstance(text, str):
-        raise ApiError(400, "a block that is not text stands where text is read.", param="messages")
-    return text
-
-
-class MessageWriter:
+class MessageWriter(Form):
     """Writes an answer as Anthropic's message, whole or as a stream.
 
     Args:
@@ -179,20 +170,21 @@ class MessageWriter:
     """
 
     def __init__(self, state: ServerState, body: MessagesBody) -> None:
-        self._state, self._body = state, body
-        stream = self.stream if body.stream else None
-        self.form = Form(self.whole, stream, lambda error: event(error, "error"))
+        self._state, self._body, self.streams = state, body, bool(body.stream)
+
+    def failed(self, body: dict[str, Any]) -> str:
+        return event(body, "error")
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         [choice] = await answer.gathered()
-        content = [_filled(block) for block in choice.blocks.all]
+        content = [_filled(block) for block in choice.blocks]
         return self._message(content, answer.counts) | self._end(answer)
 
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
         yield _event("message_start", message=self._message([], answer.counts))
-        blocks = Blocks()
+        choice = AnswerChoice()
         async for piece in answer:
-            for change, block, text in blocks.add(piece):
+            for change, block, text in choice.add(piece):
                 place = {"index": block.place}
                 if change == "begin":
                     yield _event("content_block_start", **place, content_block=_content(block))
@@ -218,7 +210,7 @@ class MessageWriter:
 
     def _end(self, answer: Answer) -> dict[str, Any]:
         [end] = answer.endings
-        rest = self._state.text_of(end.completion.token_ids)[len(end.completion.text) :]
+        rest = self._state.tokens.decode(end.completion.token_ids)[len(end.completion.text) :]
         found = [text for text in self._body.stop_sequences or () if text and rest.startswith(text)]
         if end.reason == "stop" and found:
             return {"stop_reason": "stop_sequence", "stop_sequence": found[0]}

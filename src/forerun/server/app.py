@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -55,30 +56,39 @@ def build_app(
     for front in FRONTS:
         app.include_router(front(state))
     app.include_router(metrics.routes(state, metrics_prefix))
-    for kind in (ApiError, ForerunError, HTTPException, RequestValidationError, Exception):
+    libraries = (HTTPException, RequestValidationError, ValidationError)
+    for kind in (ApiError, ForerunError, *libraries, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(Gate, limits=limits)
     return app
 
 
 async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
-    found = _of_library(error) or ApiError.logged(error)
-    return JSONResponse(envelope(request.url.path, found), found.status, found.headers)
+    match error:
+        case RequestValidationError():
+            answer = _of_validation(error.errors(), skipped=1)
+        case ValidationError():
+            # Of the body that a front translates its own to.
+            answer = _of_validation(error.errors())
+        case HTTPException():
+            problem = str(error.detail)
+            if error.status_code == 404:
+                problem = "this path is not served; clients take the address with /v1 at its end."
+            answer = ApiError(error.status_code, problem)
+        case _:
+            answer = ApiError.logged(error)
+    return JSONResponse(envelope(request.url.path, answer), answer.status, answer.headers)
 
 
-def _of_library(error: Exception) -> ApiError | None:
-    if isinstance(error, RequestValidationError):
-        return _of_validation(error.errors())
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail))
-    return None
+def _of_validation(problems: Sequence[Any], skipped: int = 0) -> ApiError:
+    """The first problem of a body; a field that is not served is named as unknown.
 
-
-def _of_validation(problems: Sequence[Any]) -> ApiError:
-    """The first problem of a body; a field that is not served is named as unknown."""
+    Args:
+        skipped: steps of its place that are no field.
+    """
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     problem = (unknown or problems)[0]
-    place = [str(step) for step in problem["loc"][1:]]
+    place = [str(step) for step in problem["loc"][skipped:]]
     param = ".".join(place) or None
     if unknown:
         message = f"Unknown parameter: '{param}'; docs/serve.md lists those that are served."

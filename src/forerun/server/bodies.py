@@ -9,9 +9,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.server.errors import ApiError
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 _Text = Annotated[str, Field(min_length=1)]
 _MostStops = 64
+
+
+def text_of(content: Any, param: str, joint: str = "\n") -> str:
+    """The text of a content: text itself, parts of text, or nothing.
+
+    Raises:
+        ApiError: for any other part, naming the field.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "content is text, or parts of text.", param=param)
+    return joint.join(map(str, texts))
 
 
 class Body(BaseModel):
@@ -121,13 +138,13 @@ class SamplingBody(CommonBody):
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=1, ge=1, le=128)
-    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     presence_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
     frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
     stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
     stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
@@ -159,7 +176,7 @@ class ChatBody(SamplingBody):
 class CompletionBody(SamplingBody):
     """Body of /v1/completions."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1)]
     max_tokens: int | None = Field(default=16, ge=0, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = False

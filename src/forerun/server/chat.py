@@ -8,13 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
 from forerun.server.answers import AnswerPart, Splitter, Thinking
-from forerun.server.bodies import ChatBody, Function, Message, Tool
+from forerun.server.bodies import ChatBody, Function, Message, Tool, text_of
 from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form
@@ -33,7 +31,7 @@ def answer(state: ServerState, request: HttpRequest, body: ChatBody, form: Form)
         ApiError: for another model, and while the server cannot answer.
     """
     make = partial(_make, state, body, request.state.namespace)
-    return state.answer(request, body, make, form)
+    return AnswerResponse(state, request, body, make, form)
 
 
 def _make(
@@ -57,19 +55,6 @@ def _make(
         "prediction_only": state.engine.config.method == "prediction",
     }
     return requests, options
-
-
-def checked(fields: Mapping[str, Any]) -> ChatBody:
-    """A body in OpenAI's form, made of the fields of another.
-
-    Raises:
-        RequestValidationError: for a value that is not valid.
-    """
-    try:
-        return ChatBody.model_validate(fields)
-    except ValidationError as error:
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(problems) from None
 
 
 def prompt_for(state: ServerState, body: ChatBody) -> list[int]:
@@ -120,24 +105,17 @@ def _written(message: Message) -> dict[str, Any]:
 def _limit(body: ChatBody) -> int | None:
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
-        raise ApiError(
-            400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
-        )
-    if 0 in limits:
-        raise ApiError(400, "max_tokens is 0; an answer has at least 1 token.", param="max_tokens")
+        message = "max_tokens and max_completion_tokens differ; give one."
+        raise ApiError(400, message, param="max_tokens")
+    # Without a limit an answer goes on to the end of the context.
     return limits.pop() if limits else None
 
 
 def _prediction(state: ServerState, body: ChatBody) -> tuple[int, ...]:
     if body.prediction is None:
         return ()
-    content = body.prediction.content
-    if not isinstance(content, str):
-        parts = [part.get("text") for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise ApiError(400, "a prediction is text, or parts of text.", param="prediction")
-        content = "".join(str(part) for part in parts)
-    return state.prompts.read_prediction(content)
+    text = text_of(body.prediction.content, "prediction", joint="")
+    return state.prompts.read_prediction(text)
 
 
 def _thinks(state: ServerState, token_ids: Sequence[int]) -> bool | None:

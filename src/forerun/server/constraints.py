@@ -35,8 +35,8 @@ def grammar_of(body: SamplingBody) -> dict[str, Any] | None:
         ApiError: for two at once, or one that is too large.
     """
     form = body.response_format
+    kind = "text" if form is None else form.type
     if body.grammar is None:
-        kind = "text" if form is None else form.type
         if form is None or kind == "text":
             return None
         schema: Any = {"type": "object"}
@@ -46,7 +46,7 @@ def grammar_of(body: SamplingBody) -> dict[str, Any] | None:
                 raise ApiError(400, message, param="response_format")
             schema = form.json_schema.wanted
         return {"json_schema": bounded(schema, "response_format")}
-    if form is not None and form.type != "text":
+    if kind != "text":
         raise ApiError(400, "give one of grammar and response_format.", param="grammar")
     from llguidance import grammar_from
 

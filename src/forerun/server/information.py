@@ -54,7 +54,7 @@ def routes(state: ServerState) -> APIRouter:
         if any(token >= state.engine.target.vocab_size for token in body.tokens):
             most = state.engine.target.vocab_size - 1
             raise ApiError(400, f"the model's token ids are 0 to {most}.", param="tokens")
-        text = await asyncio.to_thread(state.text_of, body.tokens)
+        text = await asyncio.to_thread(state.tokens.decode, body.tokens)
         return {"content": text, "prompt": text}
 
     return router

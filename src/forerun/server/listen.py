@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +44,8 @@ class Server(uvicorn.Server):
         with super().capture_signals():
             yield
             # SIGTERM has done what it asked for; an interruption goes on to the caller.
-            number = 15
-            self._captured_signals[:] = [one for one in self._captured_signals if one != number]
+            left = [number for number in self._captured_signals if number != signal.SIGTERM]
+            self._captured_signals[:] = left
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.draining = True
@@ -115,17 +116,12 @@ def application(
 
 def _bind(request: ServeRequest) -> socket.socket:
     family = socket.AF_INET6 if ":" in request.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((request.host, request.port))
+        return socket.create_server((request.host, request.port), family=family)
     except OSError as error:
-        found.close()
         raise ConfigError(
             f"cannot listen on {request.host} port {request.port}: {reason(error)}; choose another --port."
         ) from error
-    found.set_inheritable(True)
-    return found
 
 
 def _shown(host: str) -> str:

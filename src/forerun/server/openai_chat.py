@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
-from forerun.engine.requests import TokenEvent
+from forerun.engine.requests import TokenEvent, TokenLogprob
 from forerun.server import chat
 from forerun.server.answers import (
     Answer,
@@ -36,13 +37,13 @@ def routes(state: ServerState) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
-        return chat.answer(state, request, body, ChatWriter(state, body).form)
+        return chat.answer(state, request, body, ChatWriter(state, body))
 
     return router
 
 
 @dataclass
-class Writer:
+class Writer(Form):
     """Writes the objects of OpenAI's form that chat and completions share.
 
     Args:
@@ -58,27 +59,19 @@ class Writer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        options = self.body.stream_options
+        self.streams, options = bool(self.body.stream), self.body.stream_options
         self.with_usage = options is not None and options.include_usage
         self.most = self.state.engine.config.num_speculative_tokens
         self.number = f"{self.prefix}-{uuid.uuid4().hex}"
-
-    @property
-    def form(self) -> Form:
-        return Form(self.whole, self.stream if self.body.stream else None)
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         choices = [self.choice(*pair) for pair in enumerate(await answer.gathered())]
         made = self.head(self.kind) | {"choices": choices, "usage": usage(answer.counts)}
         return made | {"timings": timings(answer.endings)} | self.metrics(answer.endings)
 
+    @abstractmethod
     def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         """A choice of an answer that does not stream."""
-        raise NotImplementedError
-
-    def stream(self, answer: Answer) -> AsyncIterator[str]:
-        """The events of an answer."""
-        raise NotImplementedError
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -112,12 +105,12 @@ class Writer:
 
     def extras(self, events: Sequence[TokenEvent]) -> dict[str, Any]:
         """Token ids and origins of a choice, as far as they are asked for."""
-        found: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         if self.body.return_token_ids:
-            found["token_ids"] = [one.token_id for one in events]
+            extras["token_ids"] = [event.token_id for event in events]
         if self.body.return_origins:
-            found["token_origins"] = [one.origin.value for one in events]
-        return found
+            extras["token_origins"] = [event.origin.value for event in events]
+        return extras
 
 
 class ChatWriter(Writer):
@@ -127,12 +120,11 @@ class ChatWriter(Writer):
 
     def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
-        blocks = choice.blocks
-        message: dict[str, Any] = {"role": "assistant", "content": blocks.text("text")}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text("text")}
         message["refusal"] = None
-        if thought := blocks.text("reasoning"):
+        if thought := choice.text("reasoning"):
             message["reasoning_content"] = thought
-        if calls := [block for block in blocks.all if block.first.kind == "call"]:
+        if calls := [block for block in choice.blocks if block.first.kind == "call"]:
             message["tool_calls"] = [_tool_call(block.first, block.text) for block in calls]
             message["content"] = message["content"] or None
         return {
@@ -167,7 +159,8 @@ class ChatWriter(Writer):
         if not self.body.logprobs:
             return None
         names = self.state.tokens
-        return {"content": [_logprob(names, one) for one in events], "refusal": None}
+        scored = [event.logprob for event in events if event.logprob is not None]
+        return {"content": [_logprob(names, logprob) for logprob in scored], "refusal": None}
 
 
 def _delta(piece: Piece) -> dict[str, Any]:
@@ -189,11 +182,9 @@ def _tool_call(first: AnswerPart, arguments: str) -> dict[str, Any]:
     return {"id": first.call_id, "type": "function", "function": {"name": first.name} | function}
 
 
-def _logprob(names: TokenNames, one: TokenEvent) -> dict[str, Any]:
-    assert one.logprob is not None
-    return _entry(names, one.token_id, one.logprob.logprob) | {
-        "top_logprobs": [_entry(names, *pair) for pair in one.logprob.top]
-    }
+def _logprob(names: TokenNames, token: TokenLogprob) -> dict[str, Any]:
+    top = [_entry(names, *pair) for pair in token.top]
+    return _entry(names, token.token_id, token.logprob) | {"top_logprobs": top}
 
 
 def _entry(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -34,7 +35,7 @@ def routes(state: ServerState) -> APIRouter:
             raise ApiError(400, "max_tokens is 0, which needs echo: true.", param="max_tokens")
         writer = CompletionWriter(state, body, "cmpl", "text_completion", "text_completion")
         make = partial(_make, state, body, request.state.namespace)
-        return state.answer(request, body, make, writer.form)
+        return AnswerResponse(state, request, body, make, writer)
 
     return router
 
@@ -46,21 +47,14 @@ def _make(
     params["max_tokens"] = body.max_tokens or 1
     if body.logprobs is not None:
         params["logprobs"] = body.logprobs
-    prompts = [state.prompts.read(prompt) for prompt in _prompts(body)]
+    single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    given = [body.prompt] if single else body.prompt
+    prompts = [state.prompts.read(cast("str | list[int]", prompt)) for prompt in given]
     scored = body.logprobs if body.echo else None
     grammar, hints = grammar_of(body), Hints(namespace=namespace)
     grammars = () if grammar is None else (grammar,)
     requests = state.repeated(body, prompts, params, grammars, hints=hints, prompt_logprobs=scored)
     return requests, {"per_prompt": body.n or 1}
-
-
-def _prompts(body: CompletionBody) -> list[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        return [prompt]
-    if not prompt:
-        raise ApiError(400, "prompt is an empty list; give at least one.", param="prompt")
-    return [*cast("list[str | list[int]]", prompt)]
 
 
 class CompletionWriter(Writer):
@@ -71,10 +65,10 @@ class CompletionWriter(Writer):
     def choice(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         assert choice.end is not None
         done, keeps = choice.end.completion, bool(self.body.max_tokens)
-        text = choice.blocks.text("text") if keeps else ""
+        text = choice.text("text") if keeps else ""
         scored = _scored(choice) if keeps else []
         if self.body.echo:
-            text = self.state.text_of(done.prompt_ids) + text
+            text = self.state.tokens.decode(done.prompt_ids) + text
             # The first token of a text has no probability.
             scored = [None, *(done.prompt_logprobs or ()), *scored]
         first = done.prompt_ids[0]
@@ -87,7 +81,7 @@ class CompletionWriter(Writer):
         }
 
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
-        offsets = [0] * len(answer.requests)
+        offsets = defaultdict[int, int](int)
         async for piece in answer:
             text = "".join(part.text for part in piece.parts)
             if text or piece.end is not None or self.body.logprobs is not None:
@@ -111,24 +105,26 @@ class CompletionWriter(Writer):
         if self.body.logprobs is None:
             return None
         names = self.state.tokens
-        texts = [names(first if one is None else one.token_id)[0] for one in scored]
+        texts = [names(first if token is None else token.token_id)[0] for token in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [None if one is None else finite(one.logprob) for one in scored],
-            "top_logprobs": [None if one is None else _top(names, one) for one in scored],
+            "token_logprobs": [
+                None if token is None else finite(token.logprob) for token in scored
+            ],
+            "top_logprobs": [None if token is None else _top(names, token) for token in scored],
             "text_offset": [offset + size for size in accumulate(map(len, texts[:-1]), initial=0)]
             if texts
             else [],
         }
 
 
-def _top(names: TokenNames, one: TokenLogprob) -> dict[str, float]:
+def _top(names: TokenNames, token: TokenLogprob) -> dict[str, float]:
     """Alternatives by their text, best first, the token itself among them."""
-    found: dict[str, float] = {}
-    for token, logprob in (*one.top, (one.token_id, one.logprob)):
-        found.setdefault(names(token)[0], finite(logprob))
-    return found
+    alternatives: dict[str, float] = {}
+    for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+        alternatives.setdefault(names(token_id)[0], finite(logprob))
+    return alternatives
 
 
 def _scored(part: AnswerChoice | Piece) -> list[TokenLogprob | None]:
-    return [one.logprob for one in part.events if one.logprob is not None]
+    return [event.logprob for event in part.events if event.logprob is not None]

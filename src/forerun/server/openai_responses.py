@@ -13,8 +13,8 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from forerun.server import chat
-from forerun.server.answers import Answer, Block, Blocks, Counts
-from forerun.server.bodies import ChatBody, CommonBody
+from forerun.server.answers import Answer, AnswerChoice, Block, Counts
+from forerun.server.bodies import ChatBody, CommonBody, text_of
 from forerun.server.errors import ApiError
 from forerun.server.respond import AnswerResponse, Form, event
 from forerun.server.state import ServerState
@@ -52,7 +52,7 @@ def routes(state: ServerState) -> APIRouter:
         if body.previous_response_id is not None:
             message = "responses are not stored; send the whole conversation as input."
             raise ApiError(400, message, param="previous_response_id")
-        return chat.answer(state, request, _chat_body(body), ResponseWriter(state, body).form)
+        return chat.answer(state, request, _chat_body(body), ResponseWriter(state, body))
 
     return router
 
@@ -66,7 +66,8 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
     fields: dict[str, Any] = {name: getattr(body, name) for name in CommonBody.model_fields}
     fields |= {"max_tokens": body.max_output_tokens, "messages": _messages(body)}
     # Other types are OpenAI's hosted tools, which this server does not have.
-    tools = [_nested(one, "function") for one in body.tools or () if one.get("type") == "function"]
+    functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    tools = [_nested(function, "function") for function in functions]
     choice, form = body.tool_choice, (body.text or {}).get("format") or {"type": "text"}
     if tools:
         fields["tools"], fields["parallel_tool_calls"] = tools, body.parallel_tool_calls
@@ -76,7 +77,7 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
     is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
     fields["response_format"] = _nested(form, "json_schema") if is_schema else form
     fields["reasoning_effort"] = (body.reasoning or {}).get("effort")
-    return chat.checked(fields)
+    return ChatBody.model_validate(fields)
 
 
 def _nested(given: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -86,53 +87,43 @@ def _nested(given: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """The messages that an input's items stand for."""
-    items, found = body.input, list[dict[str, Any]]()
+    items, messages = body.input, list[dict[str, Any]]()
     if body.instructions is not None:
-        found.insert(0, {"role": "system", "content": body.instructions})
+        messages.insert(0, {"role": "system", "content": body.instructions})
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     for item in items:
         kind, role = item.get("type", "message"), item.get("role")
         match kind:
             case "message" if role != "assistant":
-                found.append({"role": role, "content": _text(item.get("content"))})
+                messages.append({"role": role, "content": text_of(item.get("content"), "input")})
             case "message":
-                _assistant(found)["content"] = _text(item.get("content"))
+                _assistant(messages)["content"] = text_of(item.get("content"), "input")
             case "reasoning":
-                found.append({"role": "assistant", "content": ""})
-                found[-1]["reasoning_content"] = _text(item.get("content"))
+                messages.append({"role": "assistant", "content": ""})
+                messages[-1]["reasoning_content"] = text_of(item.get("content"), "input")
             case "function_call":
                 function = {name: item.get(name) for name in ("name", "arguments")}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
-                _assistant(found, calls=True).setdefault("tool_calls", []).append(call)
+                _assistant(messages, calls=True).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                text, number = _text(item.get("output")), item.get("call_id")
-                found.append({"role": "tool", "tool_call_id": number, "content": text})
+                text, number = text_of(item.get("output"), "input"), item.get("call_id")
+                messages.append({"role": "tool", "tool_call_id": number, "content": text})
             case _:
                 message = f"items of type {str(kind)[:40]!r} are not served."
                 raise ApiError(400, message, param="input")
-    return found or [{"role": "user", "content": ""}]
+    return messages or [{"role": "user", "content": ""}]
 
 
-def _assistant(found: list[dict[str, Any]], calls: bool = False) -> dict[str, Any]:
+def _assistant(messages: list[dict[str, Any]], calls: bool = False) -> dict[str, Any]:
     """The message of the assistant that an item goes on with, or a new one."""
-    last = found[-1] if found else {}
+    last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or (last["content"] and not calls):
-        found.append({"role": "assistant", "content": ""})
-    return found[-1]
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
 
 
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, "content is text, or parts of text.", param="input")
-    return "\n".join(map(str, texts))
-
-
-class ResponseWriter:
+class ResponseWriter(Form):
     """Writes an answer as OpenAI's response, whole or as a stream.
 
     Args:
@@ -142,24 +133,25 @@ class ResponseWriter:
 
     def __init__(self, state: ServerState, body: ResponsesBody) -> None:
         self._state, self._body, self._number = state, body, f"resp_{uuid.uuid4().hex}"
-        self._created, self._numbers = int(time.time()), count()
-        stream = self.stream if body.stream else None
-        self.form = Form(self.whole, stream, lambda error: self._event("error", **error["error"]))
+        self._created, self._numbers, self.streams = int(time.time()), count(), bool(body.stream)
+
+    def failed(self, body: dict[str, Any]) -> str:
+        return self._event("error", **body["error"])
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         [choice] = await answer.gathered()
-        return self._done(answer, choice.blocks)
+        return self._done(answer, choice)
 
     async def stream(self, answer: Answer) -> AsyncIterator[str]:
         begun = self._response("in_progress", ())
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
-        blocks = Blocks()
+        choice = AnswerChoice()
         async for piece in answer:
-            for change, block, text in blocks.add(piece):
+            for change, block, text in choice.add(piece):
                 for kind, fields in self._change(change, block, text):
                     yield self._event(f"response.{kind}", **fields)
-        done = self._done(answer, blocks)
+        done = self._done(answer, choice)
         yield self._event(f"response.{done['status']}", response=done)
 
     def _change(self, change: str, block: Block, text: str) -> Sequence[tuple[str, dict[str, Any]]]:
@@ -199,10 +191,10 @@ class ResponseWriter:
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
 
-    def _done(self, answer: Answer, blocks: Blocks) -> dict[str, Any]:
+    def _done(self, answer: Answer, choice: AnswerChoice) -> dict[str, Any]:
         [end] = answer.endings
         status = "incomplete" if end.reason == "length" else "completed"
-        output = [self._item(block) for block in blocks.all]
+        output = [self._item(block) for block in choice.blocks]
         return self._response(status, output) | {"usage": _usage(answer.counts)}
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forerun.server.answers import Answer
+from forerun.server.bodies import CommonBody
 from forerun.server.errors import ApiError, envelope
 from forerun.server.service import AnswerJob, EngineRequest
 
 if TYPE_CHECKING:
     from forerun.server.state import ServerState
 
+_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 """Makes the requests of an answer, and the options of `Answer`."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """The wire format of a front.
+class Form(ABC):
+    """The wire format of a front; `streams` is true for an answer that is sent as events."""
 
-    Args:
-        whole: the object of an answer that does not stream.
-        stream: the events of one that does, each as it is sent; None if none is asked for.
-        failed: the event of an error in the middle of a stream, given the body of its envelope.
-    """
+    streams: bool
 
-    whole: Callable[[Answer], Awaitable[dict[str, Any]]]
-    stream: Callable[[Answer], AsyncIterator[str]] | None = None
-    failed: Callable[[dict[str, Any]], str] = lambda body: event(body)
+    @abstractmethod
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """The object of an answer that does not stream."""
+
+    @abstractmethod
+    def stream(self, answer: Answer) -> AsyncIterator[str]:
+        """The events of one that does, each as it is sent."""
+
+    def failed(self, body: dict[str, Any]) -> str:
+        """The event of an error in the middle of a stream, given the body of its envelope."""
+        return event(body)
 
 
 def event(data: Any, name: str | None = None) -> str:
@@ -53,20 +63,29 @@ class AnswerResponse(Response):
 
     Args:
         state: the server's.
-        make: makes them and the options of the answer, in a worker thread: templates and tokenizers
-            take time.
-        key: namespace of the client's key.
+        request: the client's.
+        body: its body.
+        make: makes the requests of the answer and its options, in a worker thread: templates and
+            tokenizers take time.
         form: the wire format.
+
+    Raises:
+        ApiError: for another model, and while the server cannot answer.
     """
 
-    def __init__(self, state: ServerState, make: Make, key: str, form: Form) -> None:
+    def __init__(
+        self, state: ServerState, request: HttpRequest, body: CommonBody, make: Make, form: Form
+    ) -> None:
         super().__init__()
-        self._state, self._make, self._key, self._form = state, make, key, form
+        state.service.ready()
+        state.check_model(body.model)
+        self._state, self._make, self._form = state, make, form
+        self._key: str = request.state.namespace
         self._job: AnswerJob | None = None
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._answer(scope, send))
+        work = asyncio.ensure_future(self._answer(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,53 +98,47 @@ class AnswerResponse(Response):
                 if self._job is not None:
                     self._state.service.end(self._job)
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        service, deadline, stream = self._state.service, self._state.deadline, self._form.stream
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, deadline, form = self._state.service, self._state.deadline, self._form
         try:
             async with asyncio.timeout(deadline):
                 # Before any work is done for it.
                 service.admit(1, self._key)
                 requests, options = await asyncio.to_thread(self._make)
                 self._job = await service.submit(requests, self._key)
-                paced = self._state.paced and stream is not None
+                paced = self._state.paced and form.streams
                 answer = Answer(self._job, paced=paced, **options)
-                if stream is None:
-                    await self._send_json(send, 200, await self._form.whole(answer), {})
+                if form.streams:
+                    await self._send_stream(send, form.stream(answer))
                 else:
-                    await self._send_stream(send, stream(answer))
+                    await _json(await form.whole(answer))(scope, receive, send)
         except TimeoutError:
             text = f"the request took longer than {deadline:g} seconds."
-            await self._fail(scope, send, ApiError(504, text, code="timeout"))
+            await self._fail(scope, receive, send, ApiError(504, text, code="timeout"))
         except Exception as error:
-            await self._fail(scope, send, ApiError.logged(error))
+            await self._fail(scope, receive, send, ApiError.logged(error))
 
     async def _send_stream(self, send: Send, events: AsyncIterator[str]) -> None:
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        await self._start(send, 200, headers | {"X-Accel-Buffering": "no"})
+        headers = [(name.encode(), value.encode()) for name, value in _STREAM.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._begun = True
         async for text in events:
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_json(
-        self, send: Send, status: int, content: dict[str, Any], headers: dict[str, str]
-    ) -> None:
-        body = written(content).encode()
-        size = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        await self._start(send, status, size | headers)
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": pairs})
-        self._begun = True
-
-    async def _fail(self, scope: Scope, send: Send, error: ApiError) -> None:
+    async def _fail(self, scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
         body = envelope(scope["path"], error)
-        if not self._begun:
-            await self._send_json(send, error.status, body, error.headers)
-            return
-        text = self._form.failed(body).encode()
-        await send({"type": "http.response.body", "body": text, "more_body": False})
+        if self._begun:
+            text = self._form.failed(body).encode()
+            await send({"type": "http.response.body", "body": text, "more_body": False})
+        else:
+            await _json(body, error.status, error.headers)(scope, receive, send)
+
+
+def _json(
+    content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(written(content), status, headers, media_type="application/json")
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,16 +24,13 @@ from forerun.server.errors import ApiError
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Seconds after which a client is asked to come back while the server loads, drains or is full.
-RETRY_AFTER = 1
-
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request to the engine.
+    """One request to the engine: what `Engine.add` takes.
 
     Args:
-        token_ids: the prompt.
+        prompt: token ids.
         params: sampling parameters by name; the model's own apply to the others.
         speculative: draft for it.
         hints: for the drafters; its namespace separates the requests of different keys.
@@ -40,7 +38,7 @@ class EngineRequest:
         marks: texts with which tool calls begin.
     """
 
-    token_ids: Sequence[int]
+    prompt: Sequence[int]
     params: Mapping[str, Any]
     speculative: bool = True
     hints: Hints = NO_HINTS
@@ -84,6 +82,8 @@ class AnswerJob:
     started: float = field(default_factory=perf_counter)
     left: int = 0
     """Requests whose last update has not come."""
+    newest: dict[int, float] = field(default_factory=dict)
+    """Time of the newest tokens of each request."""
 
     async def __aiter__(self) -> AsyncIterator[Update]:
         while self.left:
@@ -162,15 +162,14 @@ class EngineService:
         Raises:
             ApiError: as `ready` does.
         """
-        engine, loop = self.ready(), asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+        engine, answer = self.ready(), Future[T]()
 
-        def settle(found: T) -> None:
-            if not answer.done():
-                answer.set_result(found)
+        def settle() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(question(engine))
 
-        self._inbox.put(lambda: _call(loop, partial(settle, question(engine))))
-        return await answer
+        self._inbox.put(settle)
+        return await asyncio.wrap_future(answer)
 
     @property
     def open(self) -> int:
@@ -184,9 +183,9 @@ class EngineService:
             ApiError: while it loads, and once the server drains.
         """
         if self.engine is None:
-            raise ApiError(503, "the model is loading; try again soon.", retry_after=RETRY_AFTER)
+            raise ApiError(503, "the model is loading; try again soon.")
         if self.draining:
-            raise ApiError(503, "the server is shutting down.", retry_after=RETRY_AFTER)
+            raise ApiError(503, "the server is shutting down.")
         return self.engine
 
     async def submit(self, requests: Sequence[EngineRequest], key: str = "") -> AnswerJob:
@@ -197,11 +196,11 @@ class EngineService:
         """
         self.admit(len(requests), key)
         job = AnswerJob(requests, key, asyncio.get_running_loop(), left=len(requests))
-        accepted = job.loop.create_future()
+        accepted = Future[None]()
         self._open[key] += len(requests)
         self._inbox.put(lambda: self._take(job, accepted))
         try:
-            await accepted
+            await asyncio.wrap_future(accepted)
         except BaseException:
             self.end(job)
             raise
@@ -219,26 +218,18 @@ class EngineService:
         """Refuse requests for which there is no room.
 
         Raises:
-            ApiError: with the time after which to come back.
+            ApiError: which asks the client to come back.
         """
         engine = self.ready()
         most = engine.max_batch_size + self.max_queue
         if count > most:
             raise ApiError(400, f"the request asks for {count} answers; at most {most} fit.")
         if self.open + count > most:
-            raise ApiError(
-                429,
-                "the server is full; try again soon.",
-                code="queue_full",
-                retry_after=RETRY_AFTER,
-            )
+            raise ApiError(429, "the server is full; try again soon.", code="queue_full")
         if self.max_per_key is not None and self._open[key] + count > self.max_per_key:
-            raise ApiError(
-                429,
-                f"this key has {self._open[key]} requests and may have {self.max_per_key} at once.",
-                code="rate_limit_exceeded",
-                retry_after=RETRY_AFTER,
-            )
+            own, limit = self._open[key], self.max_per_key
+            message = f"this key has {own} requests and may have {limit} at once."
+            raise ApiError(429, message, code="rate_limit_exceeded")
 
     def _run(self) -> None:
         try:
@@ -258,7 +249,7 @@ class EngineService:
         finally:
             # What has come meanwhile is taken and ends like the rest.
             self._take_all(wait=False)
-            self._fail_all(ApiError(503, "the server was shut down.", retry_after=RETRY_AFTER))
+            self._fail_all(ApiError(503, "the server was shut down."))
             self.engine.close()
 
     def _note_round(self, done: TimedRound) -> None:
@@ -276,28 +267,22 @@ class EngineService:
             action()
             wait = False
 
-    def _take(self, job: AnswerJob, accepted: asyncio.Future[None]) -> None:
+    def _take(self, job: AnswerJob, accepted: Future[None]) -> None:
         engine, taken = self.engine, dict[int, _Running]()
         assert engine is not None
+        if not accepted.set_running_or_notify_cancel():
+            return
         try:
-            for index, one in enumerate(job.requests):
-                number = engine.add(
-                    one.token_ids,
-                    one.params,
-                    speculative=one.speculative,
-                    hints=one.hints,
-                    prompt_logprobs=one.prompt_logprobs,
-                    marks=one.marks,
-                )
-                taken[number] = _Running(job, index)
+            for index, request in enumerate(job.requests):
+                taken[engine.add(**vars(request))] = _Running(job, index)
         except Exception as error:
             for number in taken:
                 engine.cancel(number)
                 engine.completion(number)
-            _call(job.loop, partial(_settle, accepted, ApiError.of(error)))
+            accepted.set_exception(ApiError.of(error))
             return
         self._running |= taken
-        _call(job.loop, partial(_settle, accepted))
+        accepted.set_result(None)
 
     def _cancel(self, job: AnswerJob) -> None:
         assert self.engine is not None
@@ -362,11 +347,6 @@ class EngineService:
             job.updates.put_nowait(update)
             if isinstance(update, Update):
                 self.on_update(job, update)
-
-
-def _settle(accepted: asyncio.Future[None], error: Exception | None = None) -> None:
-    if not accepted.done():
-        accepted.set_result(None) if error is None else accepted.set_exception(error)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

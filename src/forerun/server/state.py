@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-
 from forerun.core import Hints
+from forerun.drafters.translation import SpelledVocabulary
 from forerun.engine.chat import ChatTemplate
 from forerun.engine.engine import Engine
 from forerun.engine.intake import PromptReader
 from forerun.engine.text import Decoder
-from forerun.models.tokenizer import byte_letters
+from forerun.errors import IncompatibleDraftError
 from forerun.server.bodies import SamplingBody, SpeculativeBody
 from forerun.server.constraints import GrammarMask, GrammarVocabulary
 from forerun.server.errors import ApiError
-from forerun.server.respond import AnswerResponse, Form, Make
 from forerun.server.service import EngineRequest, EngineService
 from forerun.server.tools import ToolFormat, format_of
 
@@ -70,10 +69,6 @@ class ServerState:
     def vocabulary(self) -> GrammarVocabulary:
         return GrammarVocabulary(self.engine)
 
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, without special ones."""
-        return self.tokens.decode(token_ids)
-
     @property
     def fingerprint(self) -> str:
         return f"forerun-{self.started:x}"
@@ -92,18 +87,6 @@ class ServerState:
                 code="model_not_found",
             )
 
-    def answer(
-        self, request: HttpRequest, body: SamplingBody, make: Make, form: Form
-    ) -> AnswerResponse:
-        """The response to a body.
-
-        Raises:
-            ApiError: for another model, and while the server cannot answer.
-        """
-        self.service.ready()
-        self.check_model(body.model)
-        return AnswerResponse(self, make, request.state.namespace, form)
-
     def sampling(self, body: SamplingBody) -> dict[str, Any]:
         """Sampling parameters by name, as far as the body gives them."""
         given = {name: getattr(body, name) for name in _SAMPLING}
@@ -115,18 +98,7 @@ class ServerState:
             params |= {"top_p": 1.0, "top_k": 1}
         stop = params.pop("stop", [])
         params["stop"] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-        if body.logit_bias:
-            params["logit_bias"] = self._bias(body.logit_bias)
-        # Without a limit an answer goes on to the end of the context.
-        params["max_tokens"] = body.max_tokens or None
         return params
-
-    def _bias(self, given: Mapping[str, float]) -> dict[int, float]:
-        try:
-            return {int(token): bias for token, bias in given.items()}
-        except ValueError:
-            message = "logit_bias maps token ids, as text, to numbers."
-            raise ApiError(400, message, param="logit_bias") from None
 
     def speculation(self, body: SamplingBody, hints: Hints) -> tuple[bool, Hints]:
         """Decide whether a body's requests are drafted for; return that and their hints.
@@ -134,15 +106,14 @@ class ServerState:
         Raises:
             ApiError: for speculation that the server was not started with.
         """
-        asked, config = body.speculative, self.engine.config
-        if asked is None or isinstance(asked, bool):
-            return asked is not False, hints
-        assert isinstance(asked, SpeculativeBody)
-        if asked.method not in (None, config.method):
+        wanted, config = body.speculative, self.engine.config
+        if not isinstance(wanted, SpeculativeBody):
+            return wanted is not False, hints
+        if wanted.method is not None and wanted.method != config.method:
             served = config.method or "none: it was started without speculation"
-            message = f"the server drafts by method {served}, not {asked.method[:40]}."
+            message = f"the server drafts by method {served}, not {wanted.method[:40]}."
             raise ApiError(400, message, param="speculative.method")
-        count, most = asked.num_speculative_tokens, config.num_speculative_tokens
+        count, most = wanted.num_speculative_tokens, config.num_speculative_tokens
         if count is not None and most is not None and count > most:
             message = f"num_speculative_tokens is {count}; the server was started with {most}."
             raise ApiError(400, message, param="speculative.num_speculative_tokens")
@@ -182,7 +153,7 @@ class ServerState:
 
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos"),
 )
 
 
@@ -194,31 +165,25 @@ class TokenNames:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._decoder = Decoder(tokenizer)
-        self.decode = self._decoder.decode
-        self.special = self._decoder.special
-        self._names = {number: name for name, number in self.special.items()}
-        self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        letters = byte_letters() if self._decoder.joins else []
-        self._bytes = {letter: byte for byte, letter in enumerate(letters)}
-        self._known: dict[int, tuple[str, bytes]] = {}
+        self._tokenizer, decoder = tokenizer, Decoder(tokenizer)
+        self.decode = decoder.decode
+        self._special = {number: name for name, number in decoder.special.items()}
+
+    @cached_property
+    def _bytes(self) -> Mapping[int, bytes]:
+        """Bytes of all tokens; empty for a tokenizer whose decoder joins words or is not known."""
+        if getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None) is None:
+            return {}
+        with suppress(IncompatibleDraftError):
+            return SpelledVocabulary(self._tokenizer).bytes_of
+        return {}
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
         """Text of a token, and its bytes, which need not be whole characters."""
-        if token_id not in self._known:
-            self._known[token_id] = self._find(token_id)
-        return self._known[token_id]
-
-    def _find(self, token_id: int) -> tuple[str, bytes]:
-        if token_id in self._names:
-            return self._names[token_id], self._names[token_id].encode()
-        text = self._decoder.decode((token_id,))
-        letters = None if self._fast is None else self._fast.id_to_token(token_id)
-        if letters is not None and self._decoder.is_byte(token_id):
-            return text, bytes([int(letters[3:5], 16)])
-        if letters and all(letter in self._bytes for letter in letters):
-            return text, bytes(self._bytes[letter] for letter in letters)
-        # Alone, such a token is decoded without its space.
-        if letters and "▁" in letters and not self._decoder.joins:
-            text = letters.replace("▁", " ")
-        return text, text.encode()
+        if token_id in self._special:
+            return self._special[token_id], self._special[token_id].encode()
+        content = self._bytes.get(token_id)
+        if content is None:
+            text = self.decode((token_id,))
+            return text, text.encode()
+        return content.decode(errors="replace"), content

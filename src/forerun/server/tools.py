@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.server.answers import AnswerPart, overlap
+from forerun.server.answers import AnswerPart, before_mark
 from forerun.server.bodies import ChatBody, Function, NamedTool
 from forerun.server.constraints import GrammarVocabulary, bounded
 from forerun.server.errors import ApiError
@@ -56,19 +56,16 @@ class ToolFormat:
     marks: Sequence[str] = ("<tool_call>",)
     id_form: str = "call_{:.24}"
 
-    def new_id(self) -> str:
-        return self.id_form.format(uuid.uuid4().hex)
-
     def rules(self, words: GrammarVocabulary, functions: Sequence[Function], several: bool) -> str:
         """Lark rules of forced calls; the first is `calls`."""
         before, between, behind = (" ".join(map(words.literal, texts)) for texts in self.around)
         names = [f"call{number}" for number in range(len(functions))]
         more = f"({between} call)*" if several else ""
-        found = [f"calls: {before} call {more} {behind}", f"call: {' | '.join(names)}"]
-        for number, one in enumerate(functions):
-            schema = bounded(one.parameters or {"type": "object"}, "tools")
-            found.append(f"{names[number]}: {self._rule(words, one.name, schema)}")
-        return "\n".join([*found, _VALUE] if self.heads[0] is _XML else found)
+        rules = [f"calls: {before} call {more} {behind}", f"call: {' | '.join(names)}"]
+        for name, function in zip(names, functions, strict=True):
+            schema = bounded(function.parameters or {"type": "object"}, "tools")
+            rules.append(f"{name}: {self._rule(words, function.name, schema)}")
+        return "\n".join([*rules, _VALUE] if self.heads[0] is _XML else rules)
 
     def _rule(self, words: GrammarVocabulary, name: str, schema: dict[str, Any]) -> str:
         try:
@@ -157,7 +154,7 @@ class ToolCallReader:
 
     def __init__(self, form: ToolFormat, functions: Sequence[Function]) -> None:
         self._form, self._held, self._count, self._depth = form, "", 0, 0
-        self._schemas = {one.name: (one.parameters or {}).get("properties") for one in functions}
+        self._schemas = {f.name: (f.parameters or {}).get("properties") for f in functions}
         self._state: Callable[[bool], bool] = self._text
         self._parts, self._ends, self._quoted, self._name = list[AnswerPart](), form.end, "", ""
 
@@ -183,16 +180,13 @@ class ToolCallReader:
                 return bool(begun)
             self._held, self._state = begun, self._head
             return True
-        before, mark, after = held.partition(start)
-        if mark:
-            self._add_text(before.rstrip())
-            self._held, self._state = after, self._head
-            return True
-        # Spaces before a mark are no text.
-        certain = held if final else held[: len(held) - overlap(held, start)].rstrip()
+        certain, after = before_mark(held, start, final)
         self._add_text(certain)
-        self._held = held[len(certain) :]
-        return False
+        if after is None:
+            self._held = held[len(certain) :]
+            return False
+        self._held, self._state = after, self._head
+        return True
 
     def _rest(self, _: bool) -> bool:
         self._add_text(self._held)
@@ -221,9 +215,9 @@ class ToolCallReader:
         """Read what is held as a call in JSON or else as text; return True for a call."""
         call, size = _whole(held) or ({}, 0)
         if "name" in call and {"arguments", "parameters"} & {*call}:
-            found = call.get("arguments", call.get("parameters"))
+            given = call.get("arguments", call.get("parameters"))
             self._open(str(call["name"]))
-            self._add(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
+            self._add(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
             self._held, self._state, self._ends = held[size - 1 :], self._end, self._form.end
             return True
         self._add_text(held if self._count else self._form.start + self._held)
@@ -232,7 +226,8 @@ class ToolCallReader:
 
     def _open(self, name: str) -> None:
         self._name, self._depth, self._quoted = name, 0, ""
-        self._parts.append(AnswerPart("call", "", self._count, self._form.new_id(), name))
+        number = self._form.id_form.format(uuid.uuid4().hex)
+        self._parts.append(AnswerPart("call", "", self._count, number, name))
         self._count += 1
 
     def _add(self, arguments: str) -> None:
@@ -287,10 +282,10 @@ class ToolCallReader:
 def _whole(text: str) -> tuple[dict[str, Any], int] | None:
     """The object that a text begins with, and its length, if it is complete."""
     try:
-        found, size = json.JSONDecoder().raw_decode(text)
+        value, size = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    return (found, size) if isinstance(found, dict) else None
+    return (value, size) if isinstance(value, dict) else None
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -318,7 +313,7 @@ def offered(body: ChatBody, form: ToolFormat | None) -> Sequence[Function]:
         message = "the model's chat template calls no tools in a known form: "
         raise ApiError(400, f"{message}{', '.join(FORMATS)}.", param="tools")
     if isinstance(choice, NamedTool):
-        functions = [one for one in functions if one.name == choice.function.name]
+        functions = [named for named in functions if named.name == choice.function.name]
         if not functions:
             raise ApiError(400, "tool_choice names no tool that is given.", param="tool_choice")
     return functions
