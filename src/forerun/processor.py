@@ -1,4 +1,4 @@
-"""The processor: its name, and how much of it and of memory this process may use, in a container too."""
+"""The processor: its name and largest cache, and how much of it and of memory this process may use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT, PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+# Assumed for a processor whose caches the system does not describe.
+_USUAL_CACHE = 16 * 2**20
 
 
 def cpu_limit() -> float | None:
@@ -82,3 +86,14 @@ def cores() -> int:
     )
     limit = cpu_limit()
     return allowed if limit is None else max(1, min(allowed, math.ceil(limit)))
+
+
+def last_level_cache() -> int:
+    """Bytes of the processor's largest data cache; 16 MiB if the system does not describe it."""
+    sizes = []
+    for folder in CACHES.glob("index*"):
+        size = _read(folder / "size")
+        data = _read(folder / "type") != "Instruction"
+        if data and size[-1:] in _UNITS and size[:-1].isdecimal():
+            sizes.append(int(size[:-1]) * _UNITS[size[-1]])
+    return max(sizes, default=_USUAL_CACHE)

@@ -13,6 +13,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from forerun.models.gguf.blocks import Groups, SuperBlocks
 from tests.helpers.tiny_models import random_model
 
 VOCAB = 300
@@ -104,6 +105,24 @@ def stored(values: NDArray[np.float32], kind: Kind, seed: int = 0) -> NDArray[An
     for place in FACTORS[kind]:
         blocks[:, place : place + 2] = np.frombuffer(factor.tobytes(), np.uint8)
     return blocks.reshape(len(values), -1)
+
+
+def values_of(blocks: Groups | SuperBlocks) -> NDArray[np.float32]:
+    """The weights that the kernels make of blocks, [rows, cols]."""
+    if isinstance(blocks, Groups):
+        return blocks.values()
+    rows, groups = blocks.scales.shape
+    codes = blocks.codes.reshape(rows, groups, -1).astype(np.float32)
+    if blocks.offsets is None:
+        halves = blocks.scales.view(np.float16).astype(np.float32)
+        return (halves[..., None] * (codes - 16)).reshape(blocks.codes.shape)
+    factors = blocks.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
+    steps = blocks.scales.view(np.uint8).reshape(rows, factors.shape[1], -1, 2)
+    symmetric = blocks.precision == "q6_k"
+    first = steps[..., 0].view(np.int8) if symmetric else steps[..., 0]
+    scales = (first * factors[..., 0]).reshape(rows, groups, 1)
+    offsets = (steps[..., 1] * factors[..., 1]).reshape(rows, groups, 1)
+    return (scales * (codes - 32 * symmetric) + offsets).reshape(blocks.codes.shape)
 
 
 def write_model(

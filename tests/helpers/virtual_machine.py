@@ -61,7 +61,7 @@ def virtual_machine(folder: Path) -> Iterator[None]:
                 patch.setattr(module, name, look)
             patch.setattr(time, name, look)
         _time_forwards(patch, clock)
-        patch.setattr("forerun.models.processor_caches.FOLDER", _caches(folder))
+        patch.setattr("forerun.processor.CACHES", _caches(folder))
         patch.setattr(_native.kernels, "Stream", Stream)
         patch.setattr(_native.kernels, "peak_rate", lambda pool, name: RATES[name])
         yield

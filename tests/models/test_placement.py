@@ -17,7 +17,7 @@ from forerun.models.placement import (
     draft_precision,
     resolve,
 )
-from forerun.models.processor_caches import last_level_cache
+from forerun.processor import last_level_cache
 from tests.helpers.backends import needs_kernels
 from tests.helpers.tiny_models import tiny_config
 

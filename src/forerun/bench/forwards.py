@@ -17,9 +17,9 @@ from forerun.errors import ConfigError
 from forerun.models.cpu import CpuModel, set_num_threads, shared_pool
 from forerun.models.hf import HFModel
 from forerun.models.placement import DTYPES
-from forerun.models.processor_caches import last_level_cache
 from forerun.models.running import PREFILL_CHUNK, prefill
 from forerun.models.transformer import Transformer
+from forerun.processor import last_level_cache
 
 
 def traffic_of(model: CausalLM) -> Traffic:

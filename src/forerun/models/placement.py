@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from forerun import _native
 from forerun.costs.precision import CODED, QUANTIZED, group_of
 from forerun.errors import ConfigError, MemoryLimitError, UnknownNameError
-from forerun.models.processor_caches import last_level_cache
 from forerun.options import known, options
+from forerun.processor import last_level_cache
 
 if TYPE_CHECKING:
     from forerun.contracts import CausalLM

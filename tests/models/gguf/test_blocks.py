@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from forerun.costs.precision import STORED_FORMATS
 from forerun.models.gguf.blocks import Groups, codes_of, precision_of
-from tests.helpers.gguf_files import EXACT, stored
+from tests.helpers.gguf_files import EXACT, stored, values_of
 
 WIDTHS = {"int4": 16, "int4_offset": 16, "int8": 256, "int8_offset": 256}
 
@@ -42,7 +42,7 @@ def test_blocks_that_are_held_as_they_are(kind: Kind, precision: str, most: floa
     rows = stored(values, kind).view(np.uint8)
     blocks = codes_of(rows, kind)
     assert blocks.precision == precision_of(kind, 768) == precision
-    np.testing.assert_array_equal(blocks.values(), gguf.dequantize(rows, kind))
+    np.testing.assert_array_equal(values_of(blocks), gguf.dequantize(rows, kind))
     # Bytes on the kernels, beside those of the file.
     assert STORED_FORMATS[precision] * values.size <= most * rows.nbytes
 
@@ -54,10 +54,10 @@ def test_blocks_that_are_rounded(kind: Kind, most: float) -> None:
     groups = codes_of(rows, kind)
     assert groups.precision == precision_of(kind, 768) == "int8"
     exact = gguf.dequantize(rows, kind)
-    assert 0 < np.square(groups.values() - exact).mean() < most**2 * np.square(exact).mean()
+    assert 0 < np.square(values_of(groups) - exact).mean() < most**2 * np.square(exact).mean()
 
 
 def test_zeros_stay_zeros() -> None:
     values = np.zeros((2, 256), np.float32)
     for kind in (*EXACT, Kind.F16, Kind.F32):
-        assert not codes_of(stored(values, kind).view(np.uint8), kind).values().any()
+        assert not values_of(codes_of(stored(values, kind).view(np.uint8), kind)).any()

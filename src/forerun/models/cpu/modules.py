@@ -53,33 +53,40 @@ class CpuModules:
         bias: Tensor | None = None,
         norm: Tensor | None = None,
         eps: float = 1e-6,
-    ) -> CpuLinear:
+    ) -> CpuModule:
         """A linear map by `weight` [rows, cols] and `bias` [rows] of [..., cols], normed by `norm` [cols].
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
         parts = (_array(weight), _array(bias), _array(norm), eps, self.precision)
-        native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
-        return CpuLinear(self.pool, native, len(weight))
+        native, rows = (
+            _built(_native.kernels.Linear, self.pool, *parts, level=self.level),
+            len(weight),
+        )
+        return CpuModule(self.pool, native.run, lambda _: rows, native)
 
-    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> CpuNorm:
+    def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> CpuModule:
         """A root mean square norm; with a bias, a layer norm.
 
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
         native = _built(_native.kernels.Norm, _array(weight), _array(bias), eps, level=self.level)
-        return CpuNorm(self.pool, native)
+        return CpuModule(self.pool, native.run, lambda size: size, native)
 
-    def activation(self, name: str, gated: bool = False) -> CpuActivation:
+    def activation(self, name: str, gated: bool = False) -> CpuModule:
         """The activation of an MLP, from [..., n] to the same shape.
 
         Gated, it maps [..., 2n] to [..., n]: the function of the first half, times the second half.
         """
-        return CpuActivation(self.pool, ACTIVATIONS[name], gated, self.level)
 
-    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
+        def run(pool: ThreadPool, states: Any, out: Any) -> None:
+            _native.kernels.activate(pool, ACTIVATIONS[name], states, out, level=self.level)
+
+        return CpuModule(self.pool, run, lambda size: size // 2 if gated else size)
+
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuLayer:
         """A self-attention with its own caches, in fp32 for fp32, otherwise in bf16.
 
         Args:
@@ -89,7 +96,7 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        return CpuAttention(self.pool, self._layer(shape, weights), len(weights["output"]))
+        return CpuLayer(self.pool, self._layer(shape, weights), len(weights["output"]))
 
     def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> CpuLayer:
         """A decoder layer that runs in one call, with caches as in `attention`.
@@ -141,58 +148,32 @@ class CpuModules:
 
 
 @dataclass(frozen=True)
-class CpuLinear:
-    """A linear map on the kernels; implements `forerun.contracts.Module`."""
+class CpuModule:
+    """A linear map, a norm or an activation on the kernels; implements `forerun.contracts.Module`.
+
+    Args:
+        pool: the threads to run on.
+        run: the kernels' function, of the pool, hidden states and the memory of the results.
+        width: numbers that it makes of so many.
+        native: the kernels' object; None for an activation.
+    """
 
     pool: ThreadPool
-    native: Any
-    rows: int
+    run: Callable[..., None]
+    width: Callable[[int], int]
+    native: Any = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Map [..., cols] to [..., rows]."""
-        out = torch.empty(*hidden.shape[:-1], self.rows)
+        """Map [..., n] to [..., width(n)]."""
+        out = torch.empty(*hidden.shape[:-1], self.width(hidden.shape[-1]))
         with _ERRORS:
-            self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
+            self.run(self.pool, _capsule(hidden), to_dlpack(out))
         return out
 
 
 @dataclass(frozen=True)
-class CpuNorm:
-    """A norm on the kernels; implements `forerun.contracts.Module`."""
-
-    pool: ThreadPool
-    native: Any
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Normalize [..., size]."""
-        out = torch.empty(hidden.shape)
-        with _ERRORS:
-            self.native.run(self.pool, _capsule(hidden), to_dlpack(out))
-        return out
-
-
-@dataclass(frozen=True)
-class CpuActivation:
-    """An activation on the kernels; implements `forerun.contracts.Module`."""
-
-    pool: ThreadPool
-    name: str
-    gated: bool
-    level: str
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Map [..., n] to the same shape; gated, [..., 2n] to [..., n]."""
-        width = hidden.shape[-1] // 2 if self.gated else hidden.shape[-1]
-        out = torch.empty(*hidden.shape[:-1], width)
-        states = _capsule(hidden)
-        with _ERRORS:
-            _native.kernels.activate(self.pool, self.name, states, to_dlpack(out), level=self.level)
-        return out
-
-
-@dataclass(frozen=True)
-class _KeepsText:
-    """A module on the kernels with a cache of one layer.
+class CpuLayer:
+    """A decoder layer on the kernels, or its attention alone; see `forerun.contracts.Layer`, `Attention`.
 
     Raises:
         CacheError: when it is called, for a batch that contradicts the cache, or a full row.
@@ -212,31 +193,17 @@ class _KeepsText:
         """
         return CpuCache(new_native_cache(self.native, rows, capacity, "a module"))
 
-    def _run(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
+    def __call__(self, inputs: Tensor | Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values; an attention has one input."""
+        given = [inputs] if isinstance(inputs, Tensor) else inputs
         make = torch.empty if batch.even else torch.zeros
-        out = make(*inputs[0].shape[:-1], self.hidden_size)
-        given, mask = [_capsule(states) for states in inputs], batch.tree_mask
+        out = make(*given[0].shape[:-1], self.hidden_size)
+        states, mask = [_capsule(hidden) for hidden in given], batch.tree_mask
         with _ERRORS:
             self.native.run(
-                self.pool, cache.native, batch.rows, batch.positions, given, mask, to_dlpack(out)
+                self.pool, cache.native, batch.rows, batch.positions, states, mask, to_dlpack(out)
             )
         return out
-
-
-class CpuAttention(_KeepsText):
-    """Self-attention on the kernels; implements `forerun.contracts.Attention`."""
-
-    def __call__(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> Tensor:
-        """Run the tokens of a batch and append their keys and values."""
-        return self._run([hidden], batch, cache)
-
-
-class CpuLayer(_KeepsText):
-    """A decoder layer on the kernels; implements `forerun.contracts.Layer`."""
-
-    def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
-        """Run the tokens of a batch and append their keys and values."""
-        return self._run(inputs, batch, cache)
 
 
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:

@@ -128,22 +128,6 @@ class SuperBlocks:
     scales: NDArray[np.uint16]
     offsets: NDArray[np.float16] | None
 
-    @np.errstate(over="ignore", invalid="ignore")
-    def values(self) -> NDArray[np.float32]:
-        """The weights, [rows, cols]."""
-        rows, groups = self.scales.shape
-        codes = self.codes.reshape(rows, groups, -1).astype(np.float32)
-        if self.offsets is None:
-            halves = self.scales.view(np.float16).astype(np.float32)
-            return (halves[..., None] * (codes - 16)).reshape(self.codes.shape)
-        factors = self.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
-        steps = self.scales.view(np.uint8).reshape(rows, factors.shape[1], -1, 2)
-        symmetric = self.precision == "q6_k"
-        first = steps[..., 0].view(np.int8) if symmetric else steps[..., 0]
-        scales = (first * factors[..., 0]).reshape(rows, groups, 1)
-        offsets = (steps[..., 1] * factors[..., 1]).reshape(rows, groups, 1)
-        return (scales * (codes - 32 * symmetric) + offsets).reshape(self.codes.shape)
-
 
 # Scales that are not finite are refused later, when they are loaded.
 @np.errstate(over="ignore", invalid="ignore")

@@ -226,4 +226,5 @@ def _error(source: GgufSource, key: str, precision: str) -> float:
 def _rounded(source: GgufSource, key: str, rows: int, precision: str, exact: Tensor) -> Tensor:
     if precision == "bf16":
         return exact.bfloat16().double()
-    return torch.from_numpy(source.codes(key, 0, rows).values()).double()
+    held = source.codes(key, 0, rows)
+    return exact if isinstance(held, SuperBlocks) else torch.from_numpy(held.values()).double()
