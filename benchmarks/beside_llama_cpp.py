@@ -1,6 +1,6 @@
 """forerun beside llama.cpp on the same GGUF files: perplexity, greedy texts, and speed in turns.
 
-python -m benchmarks.beside_llama_cpp model.gguf --bin llama.cpp/build/bin --perplexity --texts
+python -m benchmarks.beside_llama_cpp model.gguf --bin llama.cpp/build/bin --perplexity --texts --rounding
 python -m benchmarks.beside_llama_cpp model.gguf other.gguf --bin llama.cpp/build/bin --speed
 """
 
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from benchmarks.groups.report import paired_ratio
 from benchmarks.questions import SETS, load_questions
@@ -33,6 +35,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.placement import STORED
+from forerun.models.running import common_prefix
 from forerun.report.machine import versions
 
 ROOT = Path(__file__).parents[1]
@@ -113,11 +116,36 @@ def continued(model: CpuModel, ids: Sequence[int], count: int) -> list[tuple[int
     return found
 
 
+def usual_prompts() -> list[str]:
+    """20 questions of all sets."""
+    prompts = [q.turns[0] for category in SETS for q in load_questions(category, 20)]
+    return random.Random(0).sample([p for p in prompts if len(p) < 600], 20)
+
+
+@torch.no_grad()
+def compare_rounding(file: str, tokenizer: Any, count: int) -> None:
+    """Print how often the tokens of greedy texts are transformers' in fp32, after the same tokens."""
+    config = AutoConfig.from_pretrained(Path(file).parent, gguf_file=Path(file).name)
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=theirs)
+    theirs.load_state_dict(read["tensors"], strict=False)
+    theirs.tie_weights()
+    prompts = [tokenizer.encode(prompt) for prompt in usual_prompts()]
+    for precision in ("fp32", STORED):
+        model, same, whole = build(file, precision), 0, 0
+        for ids in prompts:
+            text = [token for token, _ in continued(model, ids, count)]
+            logits = theirs(torch.tensor([[*ids, *text[:-1]]]), logits_to_keep=count).logits
+            right = logits[0].argmax(-1) == torch.tensor(text)
+            same, whole = same + int(right.sum()), whole + bool(right.all())
+        print(
+            f"{precision}: {same} of {count * len(prompts)} tokens are fp32's, {whole} texts whole"
+        )
+
+
 def compare_texts(file: str, model: CpuModel, tokenizer: Any, peer: Peer, count: int) -> None:
     """Print where greedy texts of 20 prompts part, with the margin of the token there."""
-    prompts = [q.turns[0] for category in SETS for q in load_questions(category, 20)]
-    prompts = random.Random(0).sample([p for p in prompts if len(p) < 600], 20)
-    same = 0
+    same, prompts = 0, usual_prompts()
     for number, prompt in enumerate(prompts, 1):
         theirs = peer.continued(file, prompt, count)
         ours = continued(model, tokenizer.encode(prompt), count)
@@ -129,6 +157,9 @@ def compare_texts(file: str, model: CpuModel, tokenizer: Any, peer: Peer, count:
         if common >= min(len(text.rstrip("\ufffd \n")), len(theirs.rstrip())):
             same += 1
             continue
+        # One may write a token that begins as the other's does: A, and Amy.
+        first, second = (tokenizer.encode(t, add_special_tokens=False) for t in (text, theirs))
+        common = len(tokenizer.decode(first[: common_prefix(first, second)]))
         at = next(
             n for n in range(count) if len(tokenizer.decode(ids[: n + 1], True).lstrip()) > common
         )
@@ -178,6 +209,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=ROOT / "docs" / "theory.md")
     parser.add_argument("--texts", action="store_true", help="greedy texts of 20 prompts")
     parser.add_argument("--tokens", type=int, default=48, help="of each text")
+    parser.add_argument("--rounding", action="store_true", help="beside transformers in fp32")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -193,6 +225,8 @@ def main() -> None:
             print(f"perplexity: forerun {ours:.4f}, llama.cpp {theirs:.4f}", flush=True)
         if options.texts:
             compare_texts(file, model, tokenizer, peer, options.tokens)
+        if options.rounding:
+            compare_rounding(file, tokenizer, options.tokens)
         if options.speed:
             compare_speeds(file, model, peer, options.turns)
 

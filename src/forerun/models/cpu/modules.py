@@ -60,10 +60,8 @@ class CpuModules:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
         parts = (_array(weight), _array(bias), _array(norm), eps, self.precision)
-        native, rows = (
-            _built(_native.kernels.Linear, self.pool, *parts, level=self.level),
-            len(weight),
-        )
+        native = _built(_native.kernels.Linear, self.pool, *parts, level=self.level)
+        rows = len(weight)
         return CpuModule(self.pool, native.run, lambda _: rows, native)
 
     def norm(self, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6) -> CpuModule:
@@ -86,7 +84,7 @@ class CpuModules:
 
         return CpuModule(self.pool, run, lambda size: size // 2 if gated else size)
 
-    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuLayer:
+    def attention(self, shape: AttentionShape, weights: Mapping[str, Tensor]) -> CpuAttention:
         """A self-attention with its own caches, in fp32 for fp32, otherwise in bf16.
 
         Args:
@@ -96,7 +94,7 @@ class CpuModules:
         Raises:
             CheckpointError: for weights that do not fit each other or are not finite.
         """
-        return CpuLayer(self.pool, self._layer(shape, weights), len(weights["output"]))
+        return CpuAttention(self.pool, self._layer(shape, weights), len(weights["output"]))
 
     def layer(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> CpuLayer:
         """A decoder layer that runs in one call, with caches as in `attention`.
@@ -172,8 +170,8 @@ class CpuModule:
 
 
 @dataclass(frozen=True)
-class CpuLayer:
-    """A decoder layer on the kernels, or its attention alone; see `forerun.contracts.Layer`, `Attention`.
+class _KeepsText:
+    """A module on the kernels with a cache of one layer.
 
     Raises:
         CacheError: when it is called, for a batch that contradicts the cache, or a full row.
@@ -193,17 +191,31 @@ class CpuLayer:
         """
         return CpuCache(new_native_cache(self.native, rows, capacity, "a module"))
 
-    def __call__(self, inputs: Tensor | Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
-        """Run the tokens of a batch and append their keys and values; an attention has one input."""
-        given = [inputs] if isinstance(inputs, Tensor) else inputs
+    def _run(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
         make = torch.empty if batch.even else torch.zeros
-        out = make(*given[0].shape[:-1], self.hidden_size)
-        states, mask = [_capsule(hidden) for hidden in given], batch.tree_mask
+        out = make(*inputs[0].shape[:-1], self.hidden_size)
+        given, mask = [_capsule(states) for states in inputs], batch.tree_mask
         with _ERRORS:
             self.native.run(
-                self.pool, cache.native, batch.rows, batch.positions, states, mask, to_dlpack(out)
+                self.pool, cache.native, batch.rows, batch.positions, given, mask, to_dlpack(out)
             )
         return out
+
+
+class CpuAttention(_KeepsText):
+    """Self-attention on the kernels; implements `forerun.contracts.Attention`."""
+
+    def __call__(self, hidden: Tensor, batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values."""
+        return self._run([hidden], batch, cache)
+
+
+class CpuLayer(_KeepsText):
+    """A decoder layer on the kernels; implements `forerun.contracts.Layer`."""
+
+    def __call__(self, inputs: Sequence[Tensor], batch: Batch, cache: CpuCache) -> Tensor:
+        """Run the tokens of a batch and append their keys and values."""
+        return self._run(inputs, batch, cache)
 
 
 def _array(weight: Tensor | None) -> NDArray[np.float32] | None:
