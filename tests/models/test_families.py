@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import forerun
 from forerun import Engine, SamplingParams, SpeculativeConfig
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import CheckpointError
-from forerun.models import Checkpoint, load_model
+from forerun.models import Checkpoint, Placement, load_model
 from forerun.models.architecture import native
 from forerun.models.families import FAMILIES as KNOWN
+from forerun.models.in_memory import LoadedModel
 from tests.helpers.backends import on_both
 from tests.helpers.forwards import run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, VOCAB, random_model, tiny_config
@@ -81,14 +83,19 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
         assert list(again.token_ids[: LENGTH - 20]) == texts[0][20:], "a row's prefix is used again"
 
 
+def long_config() -> Any:
+    """A config with other frequencies for texts of more than 8 tokens."""
+    config = tiny_config("phi3-long")
+    config.original_max_position_embeddings = 8
+    config.rope_parameters["original_max_position_embeddings"] = 8
+    return config
+
+
 @on_both(["phi3-long"])
 def test_a_long_context_takes_the_frequencies_of_long_texts(
     name: str, backend: str, tmp_path: Path
 ) -> None:
-    config = tiny_config(name)
-    config.original_max_position_embeddings = 8
-    config.rope_parameters["original_max_position_embeddings"] = 8
-    reference = random_model(config)
+    reference = random_model(long_config())
     reference.save_pretrained(tmp_path)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(1))
     for context, read in ((8, 8), (64, 40)):
@@ -100,6 +107,17 @@ def test_a_long_context_takes_the_frequencies_of_long_texts(
         with torch.no_grad():
             expected = reference(text[:, :read]).logits
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.std().item())
+
+
+def test_contexts_of_one_kind_share_a_model() -> None:
+    config = long_config()
+    for name, limits in (("phi3-long", (8, 64)), ("llama", (64, 64))):
+        loaded = LoadedModel.of(random_model(config if name == "phi3-long" else tiny_config(name)))
+        run = loaded.run_config(Placement(dtype="fp32", device="cpu"))
+        short, longer, longest = (loaded.load(replace(run, context=n)) for n in (8, 16, 64))
+        assert (short.max_context, longest.max_context) == limits
+        assert longer is longest
+        assert (short is longest) == (name == "llama")
 
 
 @pytest.mark.parametrize(

@@ -232,11 +232,14 @@ class Checkpoint:
             UnsupportedModelError: for an architecture that cannot be run speculatively.
             MemoryLimitError: if the weights do not fit into memory.
         """
-        # Models that differ only in the precision of keys and values share their weights.
-        long = self.native and run.context > self.architecture.max_context
-        plain = replace(run, kv_dtype="auto", context=run.context if long else 0)
+        plain = self.of_weights(run)
         model = _once((self.location, plain), lambda: self._load(plain))
         return with_kv_dtype(model, run.kv_dtype)
+
+    def of_weights(self, run: RunConfig) -> RunConfig:
+        """The settings that change the weights or what is made of them; models share the rest."""
+        long = self.native and run.context > self.architecture.max_context
+        return replace(run, kv_dtype="auto", context=self.summary.max_context if long else 0)
 
     def _load(self, run: RunConfig) -> CausalLM:
         if self.native:

@@ -11,7 +11,7 @@ import torch
 
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.models.architecture import Architecture, native, read_architecture
+from forerun.models.architecture import Architecture, for_context, native, read_architecture
 from forerun.models.checkpoint import Checkpoint, build
 from forerun.models.config import check_config, check_end_tokens, sampling_defaults
 from forerun.models.hf import HFModel, refuse_unsupported
@@ -153,9 +153,10 @@ class LoadedModel(Checkpoint):
             CheckpointError, UnsupportedModelError, MemoryLimitError: as `Checkpoint.load` does.
         """
         if self.native:
-            plain = replace(run, kv_dtype="auto")
+            plain = self.of_weights(run)
             if plain not in self.loaded:
-                self.loaded[plain] = build(self.architecture, self.source(), plain, self.name)
+                shape = for_context(self.architecture, plain.context)
+                self.loaded[plain] = build(shape, self.source(), plain, self.name)
             return with_kv_dtype(self.loaded[plain], run.kv_dtype)
         if self.model.training:
             raise ConfigError(
