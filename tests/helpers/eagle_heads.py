@@ -42,6 +42,7 @@ class Made:
     own_head: bool = True
     regression: bool = False
     bias: bool = False
+    qwen3: bool = False
     seed: int = 0
 
 
@@ -76,6 +77,9 @@ def tensors_of(made: Made) -> dict[str, Tensor]:
         }
         if index or not made.regression:
             tensors[f"{layer}.input_layernorm.weight"] = gain(hidden)
+        if made.qwen3:
+            tensors[f"{layer}.self_attn.q_norm.weight"] = gain(made.head_dim)
+            tensors[f"{layer}.self_attn.k_norm.weight"] = gain(made.head_dim)
     if made.own_embedding:
         tensors["embed_tokens.weight"] = torch.randn(made.vocab, hidden, generator=generator)
     if made.regression:
@@ -97,7 +101,7 @@ def tensors_of(made: Made) -> dict[str, Tensor]:
 
 def _layer_config(made: Made) -> dict[str, Any]:
     return {
-        "model_type": "llama",
+        "model_type": "qwen3" if made.qwen3 else "llama",
         "hidden_size": made.hidden,
         "intermediate_size": made.inner,
         "num_hidden_layers": made.layers,
@@ -282,7 +286,10 @@ class Reference:
             weight = self.tensors[f"{name}.{kind}_proj.weight"]
             return (normed @ weight.T).view(count, -1, made.head_dim).transpose(0, 1)
 
-        query, key = self.rotated(heads("q")), self.rotated(heads("k"))
+        query, key = heads("q"), heads("k")
+        if made.qwen3:
+            query, key = self.norm(query, f"{name}.q_norm"), self.norm(key, f"{name}.k_norm")
+        query, key = self.rotated(query), self.rotated(key)
         groups = made.heads // made.kv_heads
         key, value = (each.repeat_interleave(groups, 0) for each in (key, heads("v")))
         scores = query @ key.transpose(1, 2) / math.sqrt(made.head_dim)
@@ -310,5 +317,6 @@ VARIANTS: dict[str, Made] = {
     "lent": Made(own_embedding=False, own_head=False, seed=7),
     "wider": Made(hidden=28, head_dim=14, bias=True, seed=8),
     "all-tokens": Made(draft_vocab=61, seed=9),
+    "qwen3": Made(qwen3=True, seed=11),
     "regression": Made(regression=True, draft_vocab=61, own_embedding=False, bias=True, seed=10),
 }
