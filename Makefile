@@ -18,7 +18,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # Test files are compiled with their assertions rewritten: once, not in each process of each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install stub demo check test test-all test-levels test-kernels bare fuzz wheel docs bench-cpu clean
+.PHONY: install stub demo check test test-all test-levels test-avx2 test-off test-kernels bare fuzz wheel docs bench-cpu clean
 
 install: $(INSTALLED)
 
@@ -64,11 +64,14 @@ test-all: install
 	-@$(REAL_MODEL)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
-# A few tests as on a processor with AVX2 alone, and without kernels.
-test-levels: install
-	FORERUN_KERNELS=avx2 $(BIN)/pytest $(PARALLEL) -m "not slow" tests/native tests/models/test_modules.py \
-		tests/test_forms.py
-	FORERUN_KERNELS=off $(BIN)/pytest $(PARALLEL) -m "not slow" tests/engine/test_load.py tests/models/test_placement.py \
+# A few tests as on a processor with AVX2 alone, and without kernels; one process each, which CI runs side by side.
+test-levels: test-avx2 test-off
+
+test-avx2: install
+	FORERUN_KERNELS=avx2 $(BIN)/pytest -m "not slow" tests/native tests/models/test_modules.py tests/test_forms.py
+
+test-off: install
+	FORERUN_KERNELS=off $(BIN)/pytest -m "not slow" tests/engine/test_load.py tests/models/test_placement.py \
 		tests/verification/test_rules.py tests/test_sampling.py
 
 # Installed as users do: the wheel without extras, and the source without a compiler.

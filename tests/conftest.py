@@ -32,9 +32,17 @@ torch.set_num_threads(1)
 
 # The same examples in every run, however slow the machine is.
 settings.register_profile(
-    "forerun", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "whole", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("forerun")
+settings.register_profile("quick", settings.get_profile("whole"), max_examples=30)
+settings.load_profile("whole")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer examples where the slow tests are left out."""
+    if config.option.markexpr == "not slow":
+        settings.load_profile("quick")
+
 
 _numbers = count()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import forerun
@@ -24,6 +24,7 @@ from forerun.errors import ForerunError
 from forerun.params import SamplingParams
 from forerun.policies import POLICIES
 from forerun.testing import ToyModel
+from tests.helpers.examples import examples
 
 TARGET = ToyModel(7)
 
@@ -117,7 +118,7 @@ def refused(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_options_are_made_right_or_refused(name: str, data: st.DataObject) -> None:
     kind = KINDS[name]
     field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(kind)]))
@@ -167,7 +168,7 @@ PARAMETERS = (
 
 @pytest.mark.parametrize("parameter", PARAMETERS)
 @given(value=ANYTHING)
-@settings(max_examples=20)
+@examples(20)
 def test_engines_are_built_and_run_or_refused(parameter: str, value: Any) -> None:
     if parameter in ("max_batch_size", "max_context") and isinstance(value, int) and value > 99:
         return  # As large as asked for: it is memory that ends there.
@@ -199,7 +200,7 @@ CALLS: dict[str, Callable[[Engine, Any], Any]] = {
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 @given(value=ANYTHING)
-@settings(max_examples=20)
+@examples(20)
 def test_calls_are_carried_out_or_refused(name: str, value: Any) -> None:
     engine = Engine(TARGET)
     refused(lambda: CALLS[name](engine, value))
@@ -217,6 +218,6 @@ def test_calls_are_carried_out_or_refused(name: str, value: Any) -> None:
     ],
 )
 @given(value=ANYTHING)
-@settings(max_examples=20)
+@examples(20)
 def test_loading_is_refused(parameter: str, value: Any) -> None:
     assert refused(lambda: forerun.load("/nowhere/at/all", **{parameter: value})) is None

@@ -19,6 +19,7 @@ from forerun.errors import ConfigError
 from forerun.heads.eagle3 import Eagle3Config
 from forerun.heads.files import HeadFiles
 from forerun.models import Checkpoint, Placement
+from tests.helpers.covering import covering
 from tests.helpers.eagle_heads import Made, write
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import EXACT, VOCAB, write_model
@@ -36,8 +37,9 @@ def source(tmp_path: Path) -> Path:
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["auto", "int8", "int4", "bf16", "fp32"])
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize(
+    ("dtype", "kind"), covering(["auto", "int8", "int4", "bf16", "fp32"], EXACT)
+)
 def test_all_states_and_logits_are_the_same_bit_for_bit(
     dtype: str, kind: Kind, tmp_path: Path
 ) -> None:

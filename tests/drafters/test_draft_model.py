@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import Drawing, Plan, Request
@@ -13,6 +13,7 @@ from forerun.randomness import Randomness
 from forerun.sampling import Prefix, warp
 from forerun.testing import ToyModel
 from tests.helpers.counting import Counting
+from tests.helpers.examples import examples
 
 MODEL = ToyModel(7)
 
@@ -21,7 +22,7 @@ def request(request_id: int, tokens: list[int], row: int) -> Request:
     return Request(request_id, tokens, 1, SamplingParams(), seed=request_id, row=row)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.data())
 def test_drafts_never_depend_on_what_the_cache_went_through(data: st.DataObject) -> None:
     """Against a fresh drafter after any history of accepted parts, plain rounds and re-used rows."""

@@ -63,17 +63,20 @@ class SpyingRule:
         return self.rule.verify(drafts, rows, requests, randomness)
 
     def check(self, draft: Draft, target_probs: Tensor, request: Request) -> None:
-        for node in range(-1, len(draft)):
-            drafted = draft.tokens_to(node)
-            path = draft.tree.path_to(node)
-            # Behind a token that the target excludes there is nothing to be followed.
-            if any(
-                target_probs[draft.tree.parents[one] + 1, draft.token_ids[one]] == 0 for one in path
-            ):
-                continue
-            logits = TARGET.next_logits([*request.token_ids, *drafted])
-            row = warp(logits[None], [Prefix(request, tuple(drafted))])[0]
-            torch.testing.assert_close(target_probs[node + 1], row, rtol=0, atol=1e-14)
+        # Behind a token that the target excludes there is nothing to be followed.
+        allowed, parents = (target_probs > 0).tolist(), draft.tree.parents
+        nodes = [
+            node
+            for node in range(-1, len(draft))
+            if all(
+                allowed[parents[one] + 1][draft.token_ids[one]] for one in draft.tree.path_to(node)
+            )
+        ]
+        drafted = [draft.tokens_to(node) for node in nodes]
+        logits = [TARGET.next_logits([*request.token_ids, *tokens]) for tokens in drafted]
+        rows = warp(torch.stack(logits), [Prefix(request, tuple(tokens)) for tokens in drafted])
+        found = target_probs[[node + 1 for node in nodes]]
+        torch.testing.assert_close(found, rows, rtol=0, atol=1e-14)
         if isinstance(draft.probs, Tensor):
             drawn = draft.probs[torch.arange(len(draft)), list(draft.token_ids)]
             assert (drawn > 0).all()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.contracts import CausalLM
@@ -24,6 +24,7 @@ from forerun.models.cpu import CpuModel
 from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 from tests.helpers.counting import Counting
+from tests.helpers.examples import examples
 from tests.helpers.kernel_models import model, needs_kernels
 from tests.matrix import TARGET
 
@@ -153,7 +154,7 @@ def test_reuse_is_a_fresh_prefill_bit_for_bit(precision: str) -> None:
     assert reused > 40
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_any_order_of_requests_gives_plain_texts(data: st.DataObject) -> None:
     """Prompts that share beginnings, cancelled and finished in any order, over few rows."""

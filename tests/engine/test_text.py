@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.engine.text import Decoder, TextStream
@@ -62,7 +62,6 @@ def token_lists(draw: st.DrawFn, name: str) -> list[int]:
 
 
 @every_tokenizer
-@settings(max_examples=100)
 @given(data=st.data())
 def test_the_text_is_what_all_tokens_decode_to(name: str, data: st.DataObject) -> None:
     """At the end and, with what is held back, before; whatever is tried and thrown away meanwhile."""
@@ -79,7 +78,6 @@ def test_the_text_is_what_all_tokens_decode_to(name: str, data: st.DataObject) -
 
 
 @every_tokenizer
-@settings(max_examples=100)
 @given(data=st.data())
 def test_tokens_at_once_are_tokens_one_by_one(name: str, data: st.DataObject) -> None:
     token_ids = data.draw(token_lists(name))
@@ -92,7 +90,6 @@ def test_tokens_at_once_are_tokens_one_by_one(name: str, data: st.DataObject) ->
 
 
 @every_tokenizer
-@settings(max_examples=100)
 @given(data=st.data())
 def test_the_first_stop_that_is_complete_ends_the_text(name: str, data: st.DataObject) -> None:
     """As soon as what all tokens decode to has one, and at its beginning."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import CheckpointError, ForerunError, UnsupportedModelError
 from forerun.models import Checkpoint, load_model
 from tests.helpers.backends import BACKENDS
 from tests.helpers.covering import covering
+from tests.helpers.examples import examples
 
 FAMILIES = ["llama", "qwen2-sliding", "gpt2", "gpt_neox", "gemma2"]
 # What gpt2 calls by other names.
@@ -213,7 +214,7 @@ def test_no_value_of_any_key_escapes(family: str, checkpoint: Any, tmp_path: Pat
     content = json.loads((checkpoint(family) / "config.json").read_text())
     keys = st.sampled_from(sorted(content))
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.dictionaries(keys, VALUES, min_size=1, max_size=2))
     def check(changes: dict[str, Any]) -> None:
         (tmp_path / "config.json").write_text(json.dumps(content | changes))

@@ -19,7 +19,7 @@ from forerun.models.architecture import native
 from forerun.models.families import FAMILIES as KNOWN
 from forerun.models.in_memory import LoadedModel
 from tests.helpers.backends import on_both
-from tests.helpers.forwards import run
+from tests.helpers.forwards import most_likely, run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, VOCAB, random_model, tiny_config
 
 LENGTH = 40
@@ -54,13 +54,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-def most_likely(model: Any, prompt: list[int], text: list[int]) -> list[int]:
-    """The most likely token at each place of the text, after all that stands before it."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *text[:-1]]])).logits[0, len(prompt) - 1 :]
-    return logits.argmax(-1).tolist()
-
-
 def test_the_table_has_every_family() -> None:
     assert {FAMILIES[name][0] for name in NATIVE} == KNOWN.keys()
 
@@ -77,7 +70,6 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
         engine = Engine(model, drafter, config, max_batch_size=2)
         texts = [list(done.token_ids) for done in engine.generate(PROMPTS, params)]
         for prompt, text in zip(PROMPTS, texts, strict=True):
-            # So each token is the greedy one, by induction.
             assert (text, len(text)) == (most_likely(reference, prompt, text), LENGTH)
         again = engine.generate([[*PROMPTS[0], *texts[0][:20]]], params)[0]
         assert list(again.token_ids[: LENGTH - 20]) == texts[0][20:], "a row's prefix is used again"

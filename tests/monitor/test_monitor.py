@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun import Monitor
@@ -17,6 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
 from tests.helpers.engines import GREEDY, engine
+from tests.helpers.examples import examples
 from tests.matrix import TARGET
 
 WINDOW = 30
@@ -62,7 +63,7 @@ def counted(rounds: list[dict[str, Any]]) -> Stats:
 
 
 @given(rounds=rounds_of())
-@settings(max_examples=60)
+@examples(60)
 def test_run_and_window_are_the_sums_of_their_rounds(rounds: list[dict[str, Any]]) -> None:
     """The window knows exactly the newest rounds, whatever came before them."""
     monitor = Monitor(WINDOW)
@@ -197,9 +198,10 @@ def test_threads_lose_nothing() -> None:
     monitor = Monitor()
 
     def work() -> None:
-        for _ in range(500):
+        for number in range(500):
             monitor.record_round(3, 2, seconds=0.25)
-            monitor.as_dict()
+            if number % 20 == 0:
+                monitor.as_dict()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

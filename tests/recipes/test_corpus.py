@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import TrainingError
@@ -42,7 +42,6 @@ def test_the_split_depends_on_the_path_alone_and_holds_out_few() -> None:
 TOKENIZER = train_tokenizer(iter([SOURCE] * 5), 300)
 
 
-@settings(max_examples=100)
 @given(st.text(max_size=40))
 def test_every_text_comes_back_from_its_tokens(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text

@@ -25,6 +25,7 @@ from forerun.server.bodies import (
     TokenizeBody,
 )
 from forerun.server.openai_responses import ResponsesBody
+from tests.helpers.examples import examples
 from tests.helpers.served import Client, client, served_engine, state_of, wait_for
 
 STATE = state_of(served_engine(max_context=48))
@@ -42,7 +43,7 @@ def served() -> Iterator[Client]:
 
 @schema.parametrize()
 @settings(
-    max_examples=24,
+    max_examples=examples(24).max_examples,
     deadline=None,
     derandomize=True,
     database=None,

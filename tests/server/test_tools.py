@@ -155,7 +155,7 @@ CASES = {case.name: case for case in DRAFTERS}
     [
         ("hermes", "draft_model", False),
         ("hermes", "ngram", True),
-        ("hermes", "eagle3-tree", False),
+        pytest.param("hermes", "eagle3-tree", False, marks=pytest.mark.slow),
         ("qwen3_coder", "suffix", True),
         ("mistral", "medusa", False),
         ("mistral_named", "layer_skip", True),

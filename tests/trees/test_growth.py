@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import MOST_NODES, Batch, Draft, Drawing, ForwardOutput, Plan, Request, Tree
@@ -17,6 +17,7 @@ from forerun.sampling import Children, Prefix, warp
 from forerun.testing import ToyModel
 from forerun.testing.toy import ToyCache
 from forerun.trees.growth import start
+from tests.helpers.examples import examples
 from tests.helpers.tree_strategies import shapes
 
 MODEL = ToyModel(7)
@@ -37,7 +38,7 @@ def row_after(request: Request, draft: Draft, node: int) -> torch.Tensor:
     return warp(logits[None], [Prefix(request, drafted)])[0]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(shapes(), st.sampled_from(list(Drawing)))
 def test_a_shape_is_grown_as_it_is(shape: Tree, drawing: Drawing) -> None:
     """Whatever order its nodes are listed in; here every row has tokens enough."""
@@ -105,7 +106,7 @@ def test_nothing_follows_a_stop_token() -> None:
         assert not any(draft.tree.children(node) for node in stops)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_trees_never_depend_on_what_the_cache_went_through(data: st.DataObject) -> None:
     """Against a fresh drafter after rounds of trees and chains of which any path was accepted."""

@@ -45,8 +45,7 @@ def in_one_call(rule: str, draft: Draft, logits: Tensor, request: Request) -> Ve
         return verify_logits(make_rule(rule), draft, logits, request)
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "vocab_size"), covering(KINDS, VOCAB_SIZES))
 def test_one_call_verifies_as_two_do(kind: str, vocab_size: int, dtype: torch.dtype) -> None:
     depths = set()
     for rule, draft, logits, request in cases(kind, vocab_size, dtype, 21):
@@ -78,7 +77,7 @@ def test_greedy_rows_verify_drafts_drawn_from_any(kind: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(
-    ("kind", "vocab_size", "flaw"), covering(KINDS, [2, 65, 500], FLAWS, fast=2, whole=3)
+    ("kind", "vocab_size", "flaw"), covering(KINDS, [2, 65, 500], FLAWS, whole=3)
 )
 def test_flawed_rows_on_the_path_are_refused(
     kind: str, vocab_size: int, flaw: str, dtype: torch.dtype

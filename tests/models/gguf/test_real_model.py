@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import AutoConfig
 
 import forerun
 from forerun.models import Checkpoint
+from tests.helpers.forwards import most_likely
 from tests.helpers.gguf_files import read_by_transformers
 from tests.helpers.real_model import needs_gemma3, needs_smollm2
 
@@ -21,14 +21,11 @@ def test_greedy_answers_in_float32() -> None:
     assert path is not None
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     theirs = read_by_transformers(path, config)
-    theirs.generation_config.pad_token_id = 2
     engine = forerun.load("smollm2", dtype="fp32", device="cpu")
     for question in QUESTIONS:
-        ours = engine.chat([{"role": "user", "content": question}], temperature=0, max_tokens=24)
-        prompt = torch.tensor([ours.prompt_ids])
-        with torch.no_grad():
-            expected = theirs.generate(prompt, do_sample=False, max_new_tokens=24)[0]
-        assert list(ours.token_ids) == expected[len(ours.prompt_ids) :].tolist()
+        messages = [{"role": "user", "content": question}]
+        ours = engine.chat(messages, temperature=0, max_tokens=24, ignore_eos=True)
+        assert list(ours.token_ids) == most_likely(theirs, ours.prompt_ids, ours.token_ids)
 
 
 @needs_smollm2
@@ -50,9 +47,4 @@ def test_gemma_goes_on_as_it_does_in_transformers() -> None:
     engine = forerun.load("gemma3", dtype="fp32", device="cpu")
     for prompt in ("The capital of France is", "def fibonacci(n):", "Water boils at"):
         ours = engine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True)
-        ids = torch.tensor([ours.prompt_ids])
-        with torch.no_grad():
-            expected = theirs.generate(
-                ids, do_sample=False, max_new_tokens=24, eos_token_id=-1, pad_token_id=0
-            )[0]
-        assert list(ours.token_ids) == expected[len(ours.prompt_ids) :].tolist()
+        assert list(ours.token_ids) == most_likely(theirs, ours.prompt_ids, ours.token_ids)
