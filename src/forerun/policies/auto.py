@@ -177,7 +177,8 @@ class AutoPolicy(BasePolicy):
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         ids = [request.request_id for request in requests]
-        if self._left and ids == self._ids:
+        held = self._left and ids == self._ids
+        if held and (self._is_plain or not self._outlook.finds_more(requests, self._running)):
             self._left -= 1
             return self._plans
         started = self.clock()
@@ -371,11 +372,8 @@ class AutoPolicy(BasePolicy):
             return min(rounds, outlook.rounds_left(requests, texts))
         if found is None:
             return self._rounds_of_rest(requests, texts)
-        if (
-            self._undrafted
-            or not self._beliefs.only_models
-            or not all(text.choice for text in texts)
-        ):
+        by_models = all(text.choice and not text.choice.offer.member.looks_up for text in texts)
+        if self._undrafted or not by_models:
             return 1
         lost = found.seconds / self.costs.plain_seconds(batch_size)
         paid = int(self._beliefs.account.credit / max(lost, 0.01))

@@ -49,12 +49,14 @@ class Text:
         choice: choice of the running round; None is a plain round.
         reason: reason for a plain round.
         drafts: number of drafts made for it.
+        found: highest level of a lookup's confidence when the round was planned; -1 if none found anything.
         offers: drafts offered to it by member and level, with their limit and the round in which they end.
     """
 
     choice: Choice | None = None
     reason: PlainReason = PlainReason.PAUSED
     drafts: int = 0
+    found: int = -1
     offers: dict[tuple[Member, int], tuple[int, int, Offer]] = field(default_factory=dict)
 
     @property
@@ -126,11 +128,13 @@ class Outlook:
         if limit < 1 or not request.speculative:
             text.reason = PlainReason.SHORT if request.speculative else PlainReason.ASKED
             return []
-        offers = []
+        offers, text.found = [], -1
         for member in self._beliefs.members:
             level = member.level(request)
             if level is None:
                 continue
+            if member.looks_up:
+                text.found = max(text.found, level)
             known = text.offers.get((member, level))
             if known is None or known[0] != limit or round_ >= known[1]:
                 offer = self._offer(member, request, level, limit, batch_size)
@@ -139,6 +143,15 @@ class Outlook:
         if not offers:
             text.reason = PlainReason.NOTHING_FOUND
         return offers
+
+    def finds_more(self, requests: Sequence[Request], texts: Sequence[Text]) -> bool:
+        """True if a lookup is more confident for a request now than when the round was planned."""
+        lookups = [member for member in self._beliefs.members if member.looks_up]
+        return any(
+            (level := member.level(request)) is not None and level > text.found
+            for member in lookups
+            for request, text in zip(requests, texts, strict=True)
+        )
 
     def _offer(
         self, member: Member, request: Request, level: int, limit: int, batch_size: int
