@@ -243,6 +243,18 @@ def test_a_new_namespace_begins_as_all_of_them_were_and_goes_its_own_way() -> No
     assert acceptance.survival(99, "code", 0, 4)[3] > 0.5
 
 
+@pytest.mark.parametrize("drafts", [1, 3, 10])
+def test_a_namespace_of_one_request_changes_nothing(drafts: int) -> None:
+    """Its drafts count no more than without a namespace: a few bad ones must not end drafting."""
+    alone, named = Acceptance([0.7], 8.0), Acceptance([0.7], 8.0)
+    for number in range(drafts):
+        alone.observe(1, "", 0, 4, number % 3)
+        named.observe(1, "own", 0, 4, number % 3)
+    assert named.survival(1, "own", 0, 4) == pytest.approx(alone.survival(1, "", 0, 4))
+    named.release(1)
+    assert named.survival(2, "own", 0, 4) != pytest.approx(named.survival(2, "other", 0, 4))
+
+
 def remembered(memory: Memory) -> Memory:
     """The same, written with what a new engine knows."""
     memory.hand_over(Beliefs(Account(0.02, 6.0), LiveCosts()))

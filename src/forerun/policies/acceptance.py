@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, repeat, takewhile
 from operator import mul
 from typing import Any
 
@@ -72,6 +72,21 @@ class Rates:
             rates.append(rate)
         return rates
 
+    def without(self, part: Rates) -> Rates:
+        """These rates without some of their rounds, which `part` may hold with more weight."""
+        rest, missing = Rates(self._memory), repeat(0.0)
+        rest.at_risk = [
+            max(x - y, 0.0)
+            for x, y in zip(self.at_risk, chain(part.at_risk, missing), strict=False)
+        ]
+        rest.accepted = [
+            min(max(x - y, 0.0), most)
+            for x, y, most in zip(
+                self.accepted, chain(part.accepted, missing), rest.at_risk, strict=False
+            )
+        ]
+        return rest
+
     def restore(self, values: Any) -> None:
         """Start from lists of `at_risk` and `accepted`; other values are ignored."""
         at_risk, accepted = (list(map(float, values[name])) for name in ("at_risk", "accepted"))
@@ -87,7 +102,7 @@ class Acceptance:
     """Acceptance of one drafter by its level of confidence: of all requests, of a namespace, of each request.
 
     The rates of all requests are the prior for a namespace, and the rates of a namespace for a
-    request.
+    request, without its own drafts, which would otherwise count three times.
 
     Args:
         prior: rates by position before any draft was seen; None: they follow from the drafter's
@@ -101,7 +116,9 @@ class Acceptance:
         self._prior, self._prior_weight = prior, prior_weight
         self._pooled = defaultdict[tuple[str, int], Rates](lambda: Rates(POOLED_MEMORY))
         self._requests = defaultdict[int, Rates](lambda: Rates(REQUEST_MEMORY))
-        self._known: dict[tuple[str, int], list[float]] = {}
+        # The parts of running requests in the rates of their namespaces, by request and level.
+        self._parts = defaultdict[int, dict[int, Rates]](dict)
+        self._known: dict[int, list[float]] = {}
 
     @property
     def evidence(self) -> float:
@@ -117,21 +134,24 @@ class Acceptance:
 
         The list ends where the probability becomes negligible.
         """
-        rates, own = self._pooled_rates(namespace, level, length), self._requests.get(request_id)
+        rates, own = self._pooled_rates(level, length), self._requests.get(request_id)
+        if namespace:
+            pooled = self._pooled[namespace, level]
+            if own is not None and level in self._parts[request_id]:
+                pooled = pooled.without(self._parts[request_id][level])
+            rates = pooled.blended(rates, POOLED_WEIGHT, length)
         if own is not None:
             rates = own.blended(rates, POOLED_WEIGHT, length)
         return [*takewhile(NEGLIGIBLE.__lt__, accumulate(rates[:length], mul))]
 
-    def _pooled_rates(self, namespace: str, level: int, length: int) -> list[float]:
-        """Conditional rates over all requests of a namespace, for at least `length` positions."""
-        key = (namespace, level)
-        known = self._known.get(key)
+    def _pooled_rates(self, level: int, length: int) -> list[float]:
+        """Conditional rates over all requests, for at least `length` positions."""
+        known = self._known.get(level)
         if known is None or len(known) < length:
-            prior, weight = self._prior or [level_rate(level)], self._prior_weight
-            if namespace:
-                prior, weight = self._pooled_rates("", level, length), POOLED_WEIGHT
-            known = self._pooled[key].blended(prior, weight, max(length, USUAL))
-            self._known[key] = known
+            prior = self._prior or [level_rate(level)]
+            pooled = self._pooled["", level]
+            known = pooled.blended(prior, self._prior_weight, max(length, USUAL))
+            self._known[level] = known
         return known
 
     def observe(
@@ -141,14 +161,18 @@ class Acceptance:
         if len(self._pooled) > MOST_KINDS:
             self._pooled.clear()
             self._known.clear()
-        for key in [("", level), (namespace, level)] if namespace else [("", level)]:
-            self._pooled[key].observe(planned, accepted)
-            self._known.pop(key, None)
+        self._pooled["", level].observe(planned, accepted)
+        self._known.pop(level, None)
+        if namespace:
+            self._pooled[namespace, level].observe(planned, accepted)
+            part = self._parts[request_id].setdefault(level, Rates(POOLED_MEMORY))
+            part.observe(planned, accepted)
         self._requests[request_id].observe(planned, accepted)
 
     def release(self, request_id: int) -> None:
         """Forget a request; its drafts still count among those of all requests."""
         self._requests.pop(request_id, None)
+        self._parts.pop(request_id, None)
 
     def as_dict(self) -> dict[str, Any]:
         """Rates over all requests by level, ready for JSON."""
