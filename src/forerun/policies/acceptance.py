@@ -73,7 +73,7 @@ class Rates:
         return rates
 
     def without(self, part: Rates) -> Rates:
-        """These rates without some of their rounds, which `part` may hold with more weight."""
+        """Rates without the rounds in `part`, which may hold them with more weight."""
         rest, missing = Rates(self._memory), repeat(0.0)
         rest.at_risk = [
             max(x - y, 0.0)
