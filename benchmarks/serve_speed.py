@@ -55,10 +55,16 @@ class Times:
     between: list[float] = field(default_factory=list)
     each: list[float] = field(default_factory=list)
 
-    def add(self, started: float, arrivals: Sequence[tuple[float, int]]) -> None:
-        """Count a stream, given when its chunks came and how many tokens each held."""
+    def add(
+        self, started: float, arrivals: Sequence[tuple[float, int]], tokens: int | None = None
+    ) -> None:
+        """Count a stream, given when its chunks came and how many tokens each held.
+
+        Args:
+            tokens: of the stream, where some may have come without text; left out, those of the chunks.
+        """
         times = [time for time, count in arrivals for _ in range(count)]
-        self.tokens += len(times)
+        self.tokens += len(times) if tokens is None else tokens
         self.first.append(times[0] - started)
         self.between += [after - before for before, after in pairwise(times)]
         self.each.append((times[-1] - times[0]) / max(1, len(times) - 1))
@@ -70,23 +76,26 @@ Side = Callable[[Sequence[str]], Times]
 def of_server(server: Endpoint, limits: dict[str, Any], counts_ids: bool) -> Side:
     """A side that asks a server by HTTP."""
 
-    def ask(prompt: str) -> tuple[float, list[tuple[float, int]]]:
-        body, started = {"prompt": prompt, "stream": True, **limits}, perf_counter()
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+
+    def ask(prompt: str) -> tuple[float, list[tuple[float, int]], int]:
+        body, started, tokens = {"prompt": prompt, **usage, **limits}, perf_counter(), 0
         came = [(perf_counter(), text) for text in server.lines(TEXT, body) if len(text) > 2]
         arrivals = []
         for time, text in came:
             data = text.removeprefix("data: ").strip()
-            choices = [] if data == "[DONE]" else json.loads(data)["choices"]
-            for choice in choices:
+            chunk = {"choices": []} if data == "[DONE]" else json.loads(data)
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+            for choice in chunk["choices"]:
                 count = len(choice.get("token_ids", ())) if counts_ids else bool(choice["text"])
                 arrivals.append((time, int(count)))
-        return started, arrivals
+        return started, arrivals, tokens
 
     def run(prompts: Sequence[str]) -> Times:
         times, started = Times(), perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
-            for begun, arrivals in pool.map(ask, prompts):
-                times.add(begun, arrivals)
+            for begun, arrivals, tokens in pool.map(ask, prompts):
+                times.add(begun, arrivals, tokens)
         times.seconds = perf_counter() - started
         return times
 
