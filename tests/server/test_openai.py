@@ -60,6 +60,21 @@ def test_a_stream_reports_its_usage_if_asked(served: Client) -> None:
     assert chunks[-1]["metrics"]["speculative_decoding"]["num_spec_tokens"] == 4
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_reports_its_usage_so_far_if_asked(served: Client, path: str) -> None:
+    """As vLLM does, and as GuideLLM asks."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**SAMPLED, "return_token_ids": True, "stream_options": options}
+    chunks = served.chunks(path, **({"prompt": "w1 w2"} if "chat" not in path else {}), **body)
+    count = 0
+    for chunk in chunks:
+        ids = [token for choice in chunk["choices"] for token in choice.get("token_ids", ())]
+        count += len(ids)
+        # A chunk may say who speaks before its round's tokens come.
+        assert chunk["usage"]["completion_tokens"] == count or not ids
+    assert count == chunks[-1]["usage"]["completion_tokens"] > 1
+
+
 def test_n_answers_have_seeds_that_follow_each_other(served: Client) -> None:
     found = served.chat(**SAMPLED, n=3)
     texts = [choice["message"]["content"] for choice in found["choices"]]

@@ -187,6 +187,7 @@ class Answer:
         kinds = {part.kind for part in parts}
         if "call" in kinds:
             self._called.add(update.index)
+        self.counts.completion += len(update.events)
         if kinds == {"reasoning"}:
             self.counts.reasoning += len(update.events)
         end = None
@@ -196,7 +197,6 @@ class Answer:
 
     def _end(self, update: Update, completion: Completion) -> Ending:
         counts, stats = self.counts, completion.stats
-        counts.completion += len(completion.token_ids)
         if update.index % self._per_prompt == 0:
             counts.cached += stats.num_cached_tokens
         predicted = len(self._job.requests[update.index].hints.prediction)

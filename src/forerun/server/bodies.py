@@ -48,6 +48,7 @@ class StreamOptions(Body):
     """Options of a stream beside the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None
 
 

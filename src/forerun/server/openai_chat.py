@@ -61,6 +61,7 @@ class Writer(Form):
     def __post_init__(self) -> None:
         self.streams, options = bool(self.body.stream), self.body.stream_options
         self.with_usage = options is not None and options.include_usage
+        self.continuous = options is not None and options.continuous_usage_stats
         self.most = self.state.engine.config.num_speculative_tokens
         self.number = f"{self.prefix}-{uuid.uuid4().hex}"
 
@@ -82,11 +83,11 @@ class Writer(Form):
             "system_fingerprint": self.state.fingerprint,
         }
 
-    def chunk(self, choice: dict[str, Any], endings: Sequence[Ending] = ()) -> str:
+    def chunk(self, answer: Answer, choice: dict[str, Any], endings: Sequence[Ending] = ()) -> str:
         """An event with one choice; the last one of a choice has its timings."""
         made = self.head(self.chunk_kind) | {"choices": [choice]}
         if self.with_usage:
-            made["usage"] = None
+            made["usage"] = usage(answer.counts) if self.continuous else None
         if endings:
             made["timings"] = timings(endings)
         return event(made)
@@ -141,15 +142,15 @@ class ChatWriter(Writer):
             if piece.index not in begun:
                 begun.add(piece.index)
                 first = {"role": "assistant", "content": "", "refusal": None}
-                yield self.chunk(self._delta(piece.index, first))
+                yield self.chunk(answer, self._delta(piece.index, first))
             delta, extras = _delta(piece), self.extras(piece.events)
             # Tokens whose text is held back are reported all the same.
             if delta or (piece.events and (self.body.logprobs or extras)):
                 own = self._delta(piece.index, delta or {"content": ""}) | extras
-                yield self.chunk(own | {"logprobs": self._logprobs(piece.events)})
+                yield self.chunk(answer, own | {"logprobs": self._logprobs(piece.events)})
             if piece.end is not None:
                 last = self._delta(piece.index, {}) | {"finish_reason": piece.end.reason}
-                yield self.chunk(last, [piece.end])
+                yield self.chunk(answer, last, [piece.end])
         yield self.last_chunk(answer)
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -84,14 +84,17 @@ class CompletionWriter(Writer):
         offsets = defaultdict[int, int](int)
         async for piece in answer:
             text = "".join(part.text for part in piece.parts)
-            if text or piece.end is not None or self.body.logprobs is not None:
+            extras = self.extras(piece.events)
+            # Tokens whose text is held back are reported all the same.
+            if text or extras or piece.end is not None or self.body.logprobs is not None:
                 yield self.chunk(
+                    answer,
                     {
                         "index": piece.index,
                         "text": text,
                         "logprobs": self._logprobs(_scored(piece), offsets[piece.index]),
                         "finish_reason": piece.end and piece.end.reason,
-                        **self.extras(piece.events),
+                        **extras,
                     },
                     [piece.end] if piece.end is not None else (),
                 )
