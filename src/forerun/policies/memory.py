@@ -19,7 +19,7 @@ from forerun import __version__
 from forerun.contracts import FILLER, CausalLM, Drafter, Rehearse
 from forerun.costs.table import CostTable
 from forerun.errors import ConfigError, ForerunError
-from forerun.files import MOST_BYTES, cache_folder, parse_json, write_text
+from forerun.files import MOST_BYTES, cache_folder, parse_json, reason, write_text
 from forerun.policies.beliefs import Beliefs
 from forerun.policies.calibration import Calibrated, calibrate, typical
 from forerun.processor import cpu_name
@@ -137,7 +137,7 @@ class Memory:
         try:
             write_text(self._path, json.dumps(content))
         except OSError as problem:
-            logger.warning("what was measured cannot be kept in %s (%s)", self._path, problem)
+            logger.warning("what was measured cannot be kept in %s (%s)", self._path, reason(problem))
             self._path = None
 
 
@@ -152,7 +152,7 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("too long")
-        content = parse_json(path.read_text(encoding="utf-8"), str(path), ConfigError)
+        content = parse_json(path.read_text(encoding="utf-8"), "it", ConfigError)
         if content["form"] != FORM:
             raise ValueError(f"form {content['form']}")
         table = CostTable.from_rows(tuple(row) for row in content["rows"])
@@ -164,7 +164,8 @@ def recall(target: CausalLM, drafter: Drafter, rows: int) -> Memory:
     except FileNotFoundError:
         pass
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, ForerunError) as problem:
-        logger.warning("%s cannot be used (%s); costs are measured anew", path, problem)
+        detail = reason(problem) if isinstance(problem, OSError) else str(problem).rstrip(".")
+        logger.warning("%s cannot be used (%s); costs are measured anew", path, detail)
     measured = calibrate(target, rows)
     measured.is_noisy = measured.is_noisy and not is_second
     return Memory(path, measured, learned, is_new=True)
