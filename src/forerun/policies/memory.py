@@ -137,7 +137,9 @@ class Memory:
         try:
             write_text(self._path, json.dumps(content))
         except OSError as problem:
-            logger.warning("what was measured cannot be kept in %s (%s)", self._path, reason(problem))
+            logger.warning(
+                "what was measured cannot be kept in %s (%s)", self._path, reason(problem)
+            )
             self._path = None
 
 
