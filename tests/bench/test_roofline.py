@@ -57,7 +57,6 @@ from forerun.models.architecture import read_architecture
 from forerun.report.plot import figure_of
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import write_model
-from tests.helpers.tiny_models import random_model, tiny_config
 
 pytestmark = [
     pytest.mark.skipif(not _native.AVAILABLE, reason="no compiled kernels"),
@@ -244,17 +243,6 @@ def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
         values = shape.shared_parameters + 17 * shape.cache_values_per_token
         assert roofline.rows[0].bytes == pytest.approx(4 * values)
         assert roofline.draft_in_round is None
-
-
-def test_contexts_longer_than_the_first_training(tmp_path: Path) -> None:
-    config = tiny_config("phi3-long")
-    config.original_max_position_embeddings = 32
-    config.rope_parameters["original_max_position_embeddings"] = 32
-    random_model(config).save_pretrained(tmp_path)
-    model = ModelOptions(str(tmp_path), dtype="fp32", threads=1)
-    roofline = measured(model=model, draft_model=None, contexts=(16, 56), rounds=1)
-    assert {row.context for row in roofline.rows} == {16, 56}
-    assert roofline.notes == []
 
 
 def test_without_the_instruction_the_peak_is_what_a_prefill_reaches() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -181,6 +183,84 @@ def test_confidence_is_believed_as_far_as_it_is_true() -> None:
     world = World(drafter, rising(0.3))
     fixed = min(world.run(FixedPolicy(length), [400] * 4) for length in LENGTHS)
     assert world.run(policy(world), [400] * 4) < 0.9 * min(fixed, world.plain([400] * 4))
+
+
+def test_requests_of_one_namespace_do_not_distort_each_others_rates() -> None:
+    """Side by side, one good and three middling: as if no namespace held them together."""
+    chance, rates = Random(0), (0.9, 0.5, 0.5, 0.5)
+    alone, named = Acceptance([0.6], 8.0), Acceptance([0.6], 8.0)
+    for _ in range(200):
+        for number, rate in enumerate(rates):
+            accepted = int(chance.random() < rate)
+            alone.observe(number, "", 0, 1, accepted)
+            named.observe(number, "key", 0, 1, accepted)
+    for number in range(len(rates)):
+        [without], [within] = (
+            alone.survival(number, "", 0, 1),
+            named.survival(number, "key", 0, 1),
+        )
+        assert within == pytest.approx(without, abs=0.07)
+
+
+def test_a_held_plan_ends_when_a_lookup_finds_more() -> None:
+    """Most rounds of a model are not planned anew, and yet no short copy is passed over."""
+    seen = list[int]()
+
+    def copied(position: int) -> float:
+        seen.append(position)
+        return 0.98
+
+    lookup = SimulatedDrafter(
+        "lookup",
+        True,
+        copied,
+        lambda position: 0.9 if position % 60 < 8 else 0.0,
+        token_seconds=0.0,
+    )
+    model = SimulatedDrafter("model", rate=lambda _: 0.6, token_seconds=0.05)
+    world = World(SimulatedDrafter(members=(lookup, model)), rising(0.1))
+    made, calls = policy(world), itertools.count()
+    made.clock = lambda: 0.0 * next(calls)
+    world.run(made, [900])
+    rounds = sum(outcome["rounds"] for outcome in made.decisions.as_dict().values())
+    assert next(calls) / 2 < 0.6 * rounds
+    assert {position // 60 for position in seen} >= set(range(2, 15))
+
+
+def test_rounds_of_a_try_are_judged_together_whatever_lookups_find() -> None:
+    made = policy()
+    lookup = SimulatedDrafter(
+        "lookup", True, lambda _: 0.0, lambda _: 0.0 if made._tried is None else 0.9
+    )
+    model = SimulatedDrafter("model", rate=lambda _: 0.0, token_seconds=0.3)
+    world = World(SimulatedDrafter(members=(lookup, model)), rising(0.3))
+    tries, observe = list[Any](), made.observe
+
+    def watched(*round_: Any) -> None:
+        tries.extend([made._plans] * (made._tried is not None))
+        observe(*round_)
+
+    made.observe = watched  # type: ignore[method-assign]
+    world.run(made, [1000])
+    assert max(len(list(rounds)) for _, rounds in itertools.groupby(tries, id)) > 1
+
+
+def test_tokens_that_a_mask_forces_teach_nothing() -> None:
+    world = World(SimulatedDrafter(rate=lambda _: 0.5), rising(0.1))
+    made = policy(world)
+    world.run(made, [100])
+    before, plain = made.learned, made.costs.plain_seconds(1)
+    draft = replace(Draft.chain([0] * 9), forced=True)
+    verdict = Verdict(tuple(range(9)), (0,) * 10, (Origin.ACCEPTED,) * 9 + (Origin.BONUS,))
+    for number in range(5):
+        request = Request(100 + number, [1] * 20, 20, SamplingParams(max_tokens=99), seed=0)
+        made.plan([request])
+        made.observe([request], [draft], [verdict], RoundTimes(0.5, 9.0, 0.0))
+        made.release(request)
+    assert made.learned["drafts"] == before["drafts"]
+    assert made.costs.plain_seconds(1) == plain
+    [member], [known] = made.learned["members"].values(), before["members"].values()
+    assert member["acceptance"] == known["acceptance"]
 
 
 def test_of_several_drafters_the_better_one_drafts() -> None:

@@ -200,6 +200,7 @@ class Draft:
             newest committed token and each node, [n + 1, hidden_size]. The keys and values of those
             layers are then in the target's cache. None if nothing was run.
         reason: why the draft is empty, if it is.
+        forced: the request's mask allows no other tokens, so that nothing follows for the drafter.
     """
 
     tree: Tree
@@ -207,6 +208,7 @@ class Draft:
     probs: Tensor | SparseProbs | None = None
     hidden: Tensor | None = None
     reason: PlainReason = PlainReason.NOTHING_FOUND
+    forced: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.tree), "one token a node"

@@ -95,7 +95,7 @@ class GuardedDrafter:
         except Exception as error:
             for running in batch:
                 self._note(error, running)
-        if not self._has_failed and any(map(len, drafts)):
+        if not self._has_failed and any(len(draft) and not draft.forced for draft in drafts):
             self._failures = 0
 
     def observe_prefill(self, running: Running, start: int, output: ForwardOutput) -> None:

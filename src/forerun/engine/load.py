@@ -66,8 +66,8 @@ def load(
             tokenizer too). Left out, SmolLM2 if its package is installed, else the zoo.
         speculative: configuration of speculation: a config or a mapping of its fields; True picks
             the known draft model or looking up (`suffix`), False decodes plainly.
-        drafter: a method's name, or a drafter, where the config names no `method`.
-        policy: a policy's name, or a policy, where the config names none.
+        drafter: a method's name, or a drafter; instead of the config's `method`.
+        policy: a policy's name, or a policy; instead of the config's.
         revision: branch, tag or commit on the hub.
         dtype: `auto` (as stored), `fp32`, `bf16`, `fp16`, torch's dtypes and their names, or on the
             kernels `int8` or `int4`.

@@ -17,7 +17,7 @@ from forerun.engine.settings import SizeOptions, check_part, refuse_unknown
 from forerun.errors import ConfigError, shown
 from forerun.foreign import own_flag
 from forerun.heads import HEADS, kind_at
-from forerun.options import Text, changes, check
+from forerun.options import Text, check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,9 +152,9 @@ def resolve(
         draft = None
     else:
         more = {**more, "model": name_of(draft, "draft_model")}
-    parts = {"method": drafter, "policy": policy}
-    names = {field: part for field, part in parts.items() if isinstance(part, str)}
-    config = _config(speculative, more, names)
+    names = {"method": drafter, "policy": policy}
+    more = {**more, **{field: name for field, name in names.items() if isinstance(name, str)}}
+    config = _config(speculative, more)
     own_policy = None if isinstance(policy, str) else policy
     check_part("policy", own_policy)
     if drafter is None or isinstance(drafter, str):
@@ -169,42 +169,25 @@ def resolve(
 
 
 def _config(
-    speculative: SpeculativeConfig | Mapping[str, object] | bool,
-    more: Mapping[str, Any],
-    names: Mapping[str, str],
+    speculative: SpeculativeConfig | Mapping[str, object] | bool, more: Mapping[str, Any]
 ) -> SpeculativeConfig:
-    """The config of a caller's fields.
-
-    Args:
-        names: method and policy, as far as `drafter` and `policy` name them.
-    """
-    drafter = names.get("method")
-    if drafter is not None and "/" in drafter:
+    twice = (
+        []
+        if speculative is True
+        else [n for n in more if not isinstance(speculative, Mapping) or n in speculative]
+    )
+    if twice:
         raise ConfigError(
-            f"drafter is {drafter!r}, which is not a method; a draft model is named by "
-            f"draft_model={drafter!r}."
+            f"{twice[0]} is given beside speculative, which sets it; leave one of them out."
         )
-    if drafter is not None and more.get("method") not in (None, drafter):
-        raise ConfigError(
-            f"drafter is {drafter!r}, and method is {more['method']!r}; leave one of them out."
-        )
-    if isinstance(speculative, SpeculativeConfig):
-        given = changes(speculative)
-        given |= given.pop("options", {})
-    elif speculative is True or isinstance(speculative, Mapping):
-        given = {} if speculative is True else dict(speculative)
-    else:
+    if speculative is True or isinstance(speculative, Mapping):
+        return SpeculativeConfig.from_dict({**({} if speculative is True else speculative), **more})
+    if not isinstance(speculative, SpeculativeConfig):
         raise ConfigError(
             f"speculative is {shown(speculative)}; it must be a SpeculativeConfig, a mapping of its "
             "fields, True or False."
         )
-    for field in {**more, **names}:
-        if field in given:
-            name = "drafter" if field == "method" and drafter is not None else field
-            raise ConfigError(
-                f"{name} is given beside speculative, which sets it; leave one of them out."
-            )
-    return SpeculativeConfig.from_dict({**given, **more, **names})
+    return speculative
 
 
 def name_of(model: Any, what: str = "model") -> str:

@@ -131,7 +131,7 @@ def _forced(parts: Parts, running: Running, plan: Plan, draft: Draft) -> Draft:
     given = draft.probs is not None or draft.hidden is not None
     if forced is None or given or plan.reason is PlainReason.ASKED:
         return draft
-    most = min(plan.num_tokens or MOST_NODES, _limit(running))
+    most = min(MOST_NODES, _limit(running))
     left = parts.eviction.until_eviction(request.row)
     most = most if left is None else min(most, left - 1)
     try:
@@ -139,7 +139,7 @@ def _forced(parts: Parts, running: Running, plan: Plan, draft: Draft) -> Draft:
     except Exception as error:
         logger.warning("a mask's forced tokens failed (%r); the request goes on without.", error)
         return draft
-    return draft if draft.holds(tokens) else Draft.chain(tokens)
+    return draft if draft.holds(tokens) else replace(Draft.chain(tokens), forced=True)
 
 
 def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> ForwardOutput:

@@ -296,8 +296,7 @@ def load_model(
 
     The families of `forerun.models.families` run on forerun's own decoder, on a CPU with compiled
     kernels. Any other model that transformers knows and whose cache can be cropped runs on an
-    adapter. A Phi-3 model takes texts of the length that it was first trained on; `forerun.load`
-    takes longer ones with `max_context`.
+    adapter.
 
     Args:
         model: `zoo`, a checkpoint's directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`.

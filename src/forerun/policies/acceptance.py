@@ -35,20 +35,19 @@ class Rates:
     Attributes:
         at_risk: number of rounds that reached a position.
         accepted: number of those in which its token was accepted.
+        rounds: number of all rounds.
     """
 
-    __slots__ = ("_memory", "accepted", "at_risk")
+    __slots__ = ("_memory", "accepted", "at_risk", "rounds")
 
     def __init__(self, memory: float) -> None:
-        self._memory = memory
+        self._memory, self.rounds = memory, 0
         self.at_risk: list[float] = []
         self.accepted: list[float] = []
 
     def observe(self, planned: int, accepted: int) -> None:
         """Take in a draft of `planned` tokens, of which `accepted` were accepted."""
-        memory = self._memory
-        self.at_risk = [memory * value for value in self.at_risk]
-        self.accepted = [memory * value for value in self.accepted]
+        self.forget(1)
         seen = min(accepted + 1, planned)
         missing = [0.0] * (seen - len(self.at_risk))
         self.at_risk += missing
@@ -57,6 +56,13 @@ class Rates:
             self.at_risk[position] += 1.0
         for position in range(accepted):
             self.accepted[position] += 1.0
+
+    def forget(self, rounds: int) -> None:
+        """Let earlier rounds count less, as `rounds` more that tell nothing would."""
+        memory = self._memory**rounds
+        self.at_risk = [memory * value for value in self.at_risk]
+        self.accepted = [memory * value for value in self.accepted]
+        self.rounds += rounds
 
     def blended(self, prior: Sequence[float], weight: float, length: int) -> list[float]:
         """Rates of the first `length` positions, with a prior that counts as `weight` rounds.
@@ -73,17 +79,16 @@ class Rates:
         return rates
 
     def without(self, part: Rates) -> Rates:
-        """Rates without the rounds in `part`, which may hold them with more weight."""
+        """Rates without the rounds in `part`, which were taken in here too."""
         rest, missing = Rates(self._memory), repeat(0.0)
+        part.forget(self.rounds - part.rounds)
         rest.at_risk = [
             max(x - y, 0.0)
             for x, y in zip(self.at_risk, chain(part.at_risk, missing), strict=False)
         ]
         rest.accepted = [
-            min(max(x - y, 0.0), most)
-            for x, y, most in zip(
-                self.accepted, chain(part.accepted, missing), rest.at_risk, strict=False
-            )
+            max(x - y, 0.0)
+            for x, y in zip(self.accepted, chain(part.accepted, missing), strict=False)
         ]
         return rest
 
@@ -161,12 +166,15 @@ class Acceptance:
         if len(self._pooled) > MOST_KINDS:
             self._pooled.clear()
             self._known.clear()
+            self._parts.clear()
         self._pooled["", level].observe(planned, accepted)
         self._known.pop(level, None)
         if namespace:
-            self._pooled[namespace, level].observe(planned, accepted)
+            pooled = self._pooled[namespace, level]
             part = self._parts[request_id].setdefault(level, Rates(POOLED_MEMORY))
-            part.observe(planned, accepted)
+            part.forget(pooled.rounds - part.rounds)
+            for rates in (pooled, part):
+                rates.observe(planned, accepted)
         self._requests[request_id].observe(planned, accepted)
 
     def release(self, request_id: int) -> None:

@@ -52,7 +52,7 @@ class AdaptivePolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         for request, draft, verdict in zip(requests, drafts, verdicts, strict=True):
-            if len(draft):
+            if len(draft) and not draft.forced:
                 self._lengths[request.request_id].observe(draft.tree.depth, verdict.num_accepted)
 
     def release(self, request: Request) -> None:

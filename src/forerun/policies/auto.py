@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from statistics import median, median_low
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs, Member
 from forerun.policies.budget import FIRST_TOKENS, TUITION, Account, Trials
 from forerun.policies.costs import LiveCosts
-from forerun.policies.decisions import Decisions
+from forerun.policies.decisions import Decisions, Seen
 from forerun.policies.lengths import Offer
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import PROVEN, Choice, Outlook, Text
@@ -54,26 +54,6 @@ FIRST_DRAFTS, DRAFT_ROUNDS, HELD, HELD_BY_ANY = 8, 8, 1 / 2, 1 / 32
 # Drafting rounds after which a plain one is timed, and the rounds that it counts as, because others tell less
 # of the machine's speed. Plain rounds that are learned from together, and most that they count as.
 TIMED_AFTER, COUNTED, REPEATED = 75, 4, 8
-
-
-class Seen(NamedTuple):
-    """Results of a round.
-
-    Args:
-        batch_size: number of requests.
-        forward, draft, planning: seconds of the round without its draft, of drafting and of planning.
-        depth: depth of the deepest draft; 0, and none of the rest, in a plain round.
-        nodes, accepted, emitted: drafted, accepted and emitted tokens of each request.
-    """
-
-    batch_size: int
-    forward: float
-    draft: float
-    planning: float
-    depth: int = 0
-    nodes: Sequence[int] = ()
-    accepted: Sequence[int] = ()
-    emitted: Sequence[int] = ()
 
 
 @options
@@ -177,8 +157,8 @@ class AutoPolicy(BasePolicy):
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         ids = [request.request_id for request in requests]
-        held = self._left and ids == self._ids
-        if held and (self._is_plain or not self._outlook.finds_more(requests, self._running)):
+        held, whole = self._left and ids == self._ids, self._is_plain or self._tried is not None
+        if held and (whole or not self._outlook.finds_more(requests, self._running)):
             self._left -= 1
             return self._plans
         started = self.clock()
@@ -209,15 +189,12 @@ class AutoPolicy(BasePolicy):
         times: RoundTimes,
     ) -> None:
         self._rounds += 1
-        seen = Seen(len(requests), times.target + times.verify, times.draft, self._planning)
-        if not self._is_plain:
-            seen = seen._replace(
-                depth=max(draft.tree.depth for draft in drafts),
-                nodes=[len(draft) for draft in drafts],
-                accepted=[verdict.num_accepted for verdict in verdicts],
-                emitted=[len(verdict.token_ids) for verdict in verdicts],
-            )
-        self._seen.append(seen)
+        own = [draft for draft in drafts if not draft.forced]
+        if len(own) < len(drafts) and not any(map(len, own)):
+            # What masks forced is no plain round, and tells nothing of a drafter.
+            return
+        planned = [] if self._is_plain else drafts
+        self._seen.append(Seen.of(len(requests), planned, verdicts, times, self._planning))
         self._planning = 0.0
         if self._memory is not None:
             self._memory.note()
@@ -315,7 +292,7 @@ class AutoPolicy(BasePolicy):
             # A try is judged by its own times, because what is believed of them may be long past.
             lost = max((forward + median_low(spent[cold:] or spent)) / plain - 1.0, 0.0)
             won = sum(
-                one.accepted[place]
+                one.accepted[place] or 0
                 for one in seen
                 for place, text in enumerate(self._running)
                 if text.choice is not None and text.choice.is_try
@@ -337,9 +314,9 @@ class AutoPolicy(BasePolicy):
                 continue
             request, (offer, length, _) = self._requests[place], text.choice
             for one in seen:
-                if one.emitted[place]:
-                    number, nodes = one.accepted[place], one.nodes[place]
-                    offer.member.observe(request, offer.level, length, number, nodes)
+                number = one.accepted[place]
+                if one.emitted[place] and number is not None:
+                    offer.member.observe(request, offer.level, length, number, one.nodes[place])
                     text.drafts += 1
                     accepted += number
             if len(seen) > 1 or text.drafts <= FIRST_DRAFTS or self._rounds % DRAFT_ROUNDS == 0:

@@ -1,12 +1,57 @@
-"""Counts of a policy's decisions, and their results."""
+"""Results of rounds, and counts of a policy's decisions and of what they brought."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from forerun.core import Draft, RoundTimes, Verdict
 
 Report = Mapping[str, Mapping[str, float]]
 """Results of a policy's choices by name, as `Policy.report` returns them."""
+
+
+class Seen(NamedTuple):
+    """Results of a round.
+
+    Args:
+        batch_size: number of requests.
+        forward, draft, planning: seconds of the round without its draft, of drafting and of planning.
+        depth: depth of the drafters' deepest draft; 0, and none of the rest, in a plain round.
+        nodes, emitted: drafted and emitted tokens of each request.
+        accepted: accepted tokens of each request; None for tokens that its mask forced.
+    """
+
+    batch_size: int
+    forward: float
+    draft: float
+    planning: float
+    depth: int = 0
+    nodes: Sequence[int] = ()
+    emitted: Sequence[int] = ()
+    accepted: Sequence[int | None] = ()
+
+    @classmethod
+    def of(
+        cls,
+        batch_size: int,
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        times: RoundTimes,
+        planning: float,
+    ) -> Seen:
+        """A round of these drafts; no drafts at all are a plain round."""
+        seen = cls(batch_size, times.target + times.verify, times.draft, planning)
+        if not drafts:
+            return seen
+        pairs = list(zip(drafts, verdicts, strict=True))
+        return seen._replace(
+            depth=max(draft.tree.depth for draft in drafts if not draft.forced),
+            nodes=[len(draft) for draft in drafts],
+            emitted=[len(verdict.token_ids) for verdict in verdicts],
+            accepted=[None if draft.forced else own.num_accepted for draft, own in pairs],
+        )
 
 
 @dataclass

@@ -57,8 +57,7 @@ def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
     """
     placement, model = request.model.placement, request.model.model
     target = Checkpoint.open(model, request.model.revision)
-    capacity = min(max(request.contexts) + max(request.counts), target.summary.max_context)
-    pair = ModelPair(target, replace(target.run_config(placement), context=capacity))
+    pair = ModelPair(target, target.run_config(placement))
     draft = request.draft_model or KNOWN_DRAFTS.get(model)
     if draft is not None:
         pair = pair.with_draft(
@@ -70,6 +69,7 @@ def load_models(request: RooflineRequest) -> tuple[CausalLM, CausalLM | None]:
                 f"forerun's CPU kernels, which measure the machine, are not available: {_native.REASON}."
             )
         use_threads(request.model.threads)
+    capacity = min(max(request.contexts) + max(request.counts), target.summary.max_context)
     check_memory(pair.needs(1, capacity), pair.run.device)
     return target.load(pair.run), pair.load_draft() if pair.draft else None
 
