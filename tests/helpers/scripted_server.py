@@ -29,6 +29,7 @@ class Script:
         logprob: of every word.
         prompt_tokens: that it counts, as usage.
         most: requests after which it gives only status 500.
+        build: its version, by /props.
     """
 
     refuses: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Script:
     logprob: float = -0.5
     prompt_tokens: int = 6
     most: int = 10**9
+    build: str = "b1"
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -90,7 +92,8 @@ def scripted(script: Script) -> Iterator[str]:
         server_version = "scripted/1"
 
         def do_GET(self) -> None:
-            self.reply(200, json.dumps({"data": [{"id": "model"}]}).encode())
+            content = {"data": [{"id": "model"}], "build_info": script.build}
+            self.reply(200, json.dumps(content).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from forerun.engine.config import SpeculativeConfig
+from forerun.engine.model_options import ModelOptions
 from forerun.errors import ConfigError, EndpointError
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort
-from forerun.proof.outside import engines
+from forerun.proof.outside import engines, run
 from forerun.proof.outside.client import Endpoint, is_refusal
 from forerun.proof.outside.engines import PeerSubject, llama_server
 from forerun.proof.outside.greedy import DEFECT, UNCLEAR, GreedyComparison
+from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.report import verdict
 from forerun.proof.outside.run import Subjects, prove_outside
 from forerun.proof.outside.subject import ReplyRecord
+from forerun.proof.request import ProveRequest
 from tests.helpers.plants import plain_engine
+from tests.helpers.scripted_server import Script, scripted
 
 PROMPTS = ["w1 w2 w1 w2 w3 w4"]
 
@@ -126,3 +134,56 @@ def test_llama_server_runs_for_a_block_and_its_last_words_are_told(
         assert Endpoint(url).fetch("/health") == {}
     with pytest.raises(EndpointError, match="no server answers"):
         Endpoint(url).fetch("/health")
+
+
+class Started:
+    """Stands for the engines that a proof starts, of a version."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.version = "b1"
+        reference = Reference(plain_engine())
+        monkeypatch.setattr(run, "_reference", lambda *_: reference)
+        monkeypatch.setattr(ModelOptions, "open", lambda _: None)
+        monkeypatch.setattr(engines, "_file", lambda *_: "model.gguf")
+        monkeypatch.setattr(engines, "files_of", lambda _: Path("model"))
+        monkeypatch.setattr(engines, "llama_server", self.server)
+        monkeypatch.setattr(engines, "RemoteEngine", self.peer)
+
+    @contextmanager
+    def server(self, file: str, more: list[str]) -> Any:
+        with scripted(Script(build=self.version)) as url:
+            yield url
+
+    @contextmanager
+    def peer(self, *_: Any, **options: Any) -> Any:
+        yield SimpleNamespace(call=lambda _: {"name": "made", "version": self.version})
+
+
+def open_record(request: ProveRequest) -> None:
+    """Start the engines of a request, and open its record."""
+    with run._subjects(request, PROMPTS[0]) as subjects:
+        record = subjects.on.record  # type: ignore[attr-defined]
+        assert record is subjects.baseline.record  # type: ignore[attr-defined]
+        record.ledger.close()
+
+
+@pytest.mark.parametrize("subject", ["llama.cpp", "transformers"])
+def test_a_record_of_another_engine_or_of_other_settings_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, subject: str
+) -> None:
+    started = Started(monkeypatch)
+    outside = Outside(subject=subject, record=str(tmp_path / "record.jsonl"))
+    request = ProveRequest(outside=outside, model=ModelOptions(model="some", revision="v1"))
+    open_record(request)
+    open_record(request)
+    others = {
+        "engine": replace(request, speculation=SpeculativeConfig(num_speculative_tokens=7)),
+        "revision": replace(request, model=ModelOptions(model="some", revision="v2")),
+        "subject_python": replace(request, outside=replace(outside, subject_python="python")),
+    }
+    for name, other in others.items():
+        with pytest.raises(ConfigError, match=f"was made with {name}"):
+            open_record(other)
+    started.version = "b2"
+    with pytest.raises(ConfigError, match="was made with engine"):
+        open_record(request)

@@ -97,10 +97,8 @@ class PeerSubject(Subject):
 
 
 @contextmanager
-def peers(
-    request: ProveRequest, reference: Reference, record: ReplyRecord
-) -> Iterator[tuple[PeerSubject, PeerSubject]]:
-    """A peer with speculation and without.
+def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSubject, PeerSubject]]:
+    """A peer with speculation and without, whose replies are not kept.
 
     Raises:
         ConfigError: for a peer that is not installed or cannot run the checkpoint.
@@ -120,16 +118,14 @@ def peers(
         # Loading takes as long as it takes.
         engine.limit = request.outside.request_timeout
         yield (
-            PeerSubject("with speculation", engine, reference, count, seed * 2**20, record),
-            PeerSubject(
-                "without speculation", engine, reference, 0, (2 * seed + 1) * 2**19, record
-            ),
+            PeerSubject("with speculation", engine, reference, count, seed * 2**20),
+            PeerSubject("without speculation", engine, reference, 0, (2 * seed + 1) * 2**19),
         )
 
 
 @contextmanager
-def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str]]:
-    """URLs of a llama-server with speculation, and of one without.
+def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """URLs of a llama-server with speculation and of one without, and what their replies depend on.
 
     Raises:
         ConfigError: without the program, or where it cannot run the model.
@@ -141,18 +137,20 @@ def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str]]:
         method += ["--spec-ngram-simple-size-m", count]
     else:
         method = ["draft-simple", "--spec-draft-model", _file(draft), "--spec-draft-n-max", count]
-    file = _file(request.model.model)
+    file = _file(request.model.model, request.model.revision)
     with llama_server(file, ["--spec-type", *method]) as on, llama_server(file, []) as off:
-        yield on, off
+        build = Endpoint(on, timeout=_PATIENCE).fetch("/props").get("build_info")
+        facts = {"build": build, "num_speculative_tokens": int(count), "threads": threads_in_use()}
+        yield on, off, facts
 
 
-def _file(model: str) -> str:
+def _file(model: str, revision: str | None = None) -> str:
     """Path of a model's GGUF file.
 
     Raises:
         ConfigError: for a model that has none.
     """
-    path = files_of(Checkpoint.open(model))
+    path = files_of(Checkpoint.open(model, revision))
     if path.is_dir():
         raise ConfigError(f"{model} is no GGUF file; llama.cpp reads no other.")
     return str(path)

@@ -113,6 +113,7 @@ class SituationResult:
 
     Args:
         prompts, tokens: number of prompts, and of tokens compared, up to first differences.
+        distinct_tokens: tokens without those of prompts that were given before.
         divergences: first differences.
         skipped: why it was not looked at; empty if it was.
     """
@@ -120,6 +121,7 @@ class SituationResult:
     name: str
     prompts: int = 0
     tokens: int = 0
+    distinct_tokens: int = 0
     divergences: list[Divergence] = field(default_factory=list)
     skipped: str = ""
 
@@ -145,16 +147,22 @@ class Noise:
         return bool(self.shifts)
 
     @property
-    def allowed(self) -> float:
-        """Margin up to which a difference is rounding."""
+    def own(self) -> float:
+        """Margin up to which plain decoding differs by itself."""
         shift = _ALLOWANCE * max(self.shifts, default=0.0)
         return max(shift, max(self.flips, default=0.0), LEAST_ROUNDING)
+
+    @property
+    def allowed(self) -> float:
+        """Margin up to which a difference is rounding."""
+        return min(self.own, FARTHEST)
 
     def judge(self, margin: float | None) -> str:
         """The verdict on a difference of two tokens."""
         if margin is not None and margin <= self.allowed:
             return ROUNDING
-        return UNCLEAR if margin is None or not self.measured else DEFECT
+        # Plain decoding that differs as far by itself neither excuses nor proves anything.
+        return UNCLEAR if margin is None or not self.measured or margin <= self.own else DEFECT
 
 
 @dataclass
@@ -285,10 +293,15 @@ class GreedyComparison:
         ]
         if not asked:
             result.skipped = "the server does not tell what it needs"
+        seen = set[str]()
         for number, (on, off, question) in enumerate(self._pairs(situation, asked), start=1):
             result.prompts += 1
             found = _divergence(number, self.off, question, on, off, self._result.noise)
-            result.tokens += len(off.tokens) if found is None else found.index
+            tokens = len(off.tokens) if found is None else found.index
+            result.tokens += tokens
+            # A prompt given again tells nothing new of a rare defect.
+            result.distinct_tokens += 0 if question[0] in seen else tokens
+            seen.add(question[0])
             if found is None:
                 continue
             # No rounding reaches further, whatever prefill says: it may read what a defect left in a cache.

@@ -14,6 +14,7 @@ from forerun.proof.outside.greedy import (
     ROUNDING,
     UNCLEAR,
     GreedyResult,
+    Noise,
     SituationResult,
 )
 from forerun.proof.outside.promises import KEPT, Promise
@@ -133,35 +134,49 @@ def _greedy(greedy: GreedyResult) -> Table:
 
 def greedy_scope(greedy: GreedyResult) -> Iterator[str]:
     """Sentences on the rounding that is allowed for, and on what would be seen."""
-    noise, tokens = greedy.noise, sum(one.tokens for one in greedy.situations)
-    repeated = f"{noise.differing} of {noise.runs} repeated answers without speculation differed"
-    if noise.measured:
-        yield (
-            f"Differences of up to {noise.allowed:.2g} in log probability are rounding: at least "
-            f"{LEAST_ROUNDING:g}, and three times the largest shift ({max(noise.shifts):.2g}) measured on "
-            f"{len(noise.shifts)} tokens given again without speculation, alone, among others or after "
-            f"prefill; {repeated}."
-        )
-    else:
-        yield (
-            f"Rounding was not measured, as no log probabilities were told; {repeated}. Differences of more "
-            f"than {noise.allowed:.2g}, an assumption, remain unclear."
-        )
+    yield from _rounding(greedy.noise)
+    tokens = min((one.distinct_tokens for one in greedy.situations if not one.skipped), default=0)
     yield (
         f"A difference of up to {FARTHEST:g}, an assumption, is rounding too where plain decoding gives that "
         "token after the same text as a prompt."
     )
     # 95 % by the rule of three.
     yield (
-        f"A defect of fewer than one token in {-(-tokens // 3)} would be missed more often than 1 time in 20."
+        f"A defect of one situation in fewer than one token in {-(-tokens // 3)} would be missed more often "
+        f"than 1 time in 20, as the situation with the fewest has {tokens} distinct tokens."
         if tokens >= _FEW_TOKENS
-        else f"{tokens} tokens are too few to exclude anything but defects of most answers; give more by "
-        "--equality-prompts and --output-tokens."
+        else f"In the situation with the fewest, {tokens} distinct tokens are too few to exclude anything "
+        "but defects of most answers; give more by --equality-prompts and --output-tokens."
     )
     if greedy.control["tokens"]:
         yield (
             f"Negative control: with the runner-up in place of {greedy.control['tokens']} plain tokens, each "
             f"alone, {greedy.control['defects']} would be called defects."
+        )
+
+
+def _rounding(noise: Noise) -> Iterator[str]:
+    """Sentences on the differences that plain decoding explains."""
+    repeated = f"{noise.differing} of {noise.runs} repeated answers without speculation differed"
+    if noise.flips:
+        repeated += f", in tokens up to {max(noise.flips):.2g} apart"
+    if not noise.measured:
+        assumed = "" if noise.flips else ", an assumption,"
+        yield (
+            f"Rounding was not measured, as no log probabilities were told; {repeated}. Differences of more "
+            f"than {noise.allowed:.2g}{assumed} remain unclear."
+        )
+        return
+    yield (
+        f"Differences of up to {noise.allowed:.2g} in log probability are rounding: at least "
+        f"{LEAST_ROUNDING:g}, and three times the largest shift ({max(noise.shifts):.2g}) measured on "
+        f"{len(noise.shifts)} tokens given again without speculation, alone, among others or after "
+        f"prefill; {repeated}{', which is allowed for too' if noise.flips else ''}."
+    )
+    if noise.own > noise.allowed:
+        yield (
+            f"More than {FARTHEST:g}, an assumption, is never called rounding; by these measures plain "
+            f"decoding itself reaches {noise.own:.2g}, so differences of up to that remain unclear."
         )
 
 

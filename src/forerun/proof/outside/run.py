@@ -103,7 +103,7 @@ class OutsideProof:
                 "no log probabilities were compared with the reference's, and there are no answers without "
                 "speculation, so the server's weights may be others"
             )
-        if (distance := self.greedy.noise.allowed) > _OTHER_WEIGHTS:
+        if (distance := self.greedy.noise.own) > _OTHER_WEIGHTS:
             return (
                 f"the server's log probabilities are up to {distance:.2g} away from the reference's, so "
                 "its weights may be others"
@@ -152,10 +152,11 @@ def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
     """Connections to the servers that are named, or engines that are started and ended."""
     outside = request.outside
     header: dict[str, Any] = {"subject": outside.subject, "model": request.model.model}
-    header |= {"draft_model": request.speculation.model, "endpoint": outside.endpoint}
+    header |= {"revision": request.model.revision, "draft_model": request.speculation.model}
+    header |= {"endpoint": outside.endpoint, "subject_python": outside.subject_python}
     header |= {"baseline": outside.baseline_endpoint, "switch": outside.fields}
-    record = ReplyRecord.open(outside.record, header)
     if outside.subject is None:
+        record = ReplyRecord.open(outside.record, header)
         yield subjects_of(outside, _reference(request, outside.reference), prompt, record)
         return
     from forerun.proof.outside.engines import llama_servers, peers
@@ -163,11 +164,15 @@ def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
     reference = _reference(request, request.model.model)
     assert reference is not None
     if outside.subject == "llama.cpp":
-        with llama_servers(request) as (on, off):
+        with llama_servers(request) as (on, off, facts):
+            record = ReplyRecord.open(outside.record, {**header, "engine": facts})
             started = replace(outside, endpoint=on, baseline_endpoint=off)
             yield subjects_of(started, reference, prompt, record)
     else:
-        with peers(request, reference, record) as pair:
+        with peers(request, reference) as pair:
+            record = ReplyRecord.open(outside.record, {**header, "engine": pair[0].facts()})
+            for subject in pair:
+                subject.record = record
             yield Subjects(*pair, reference)
 
 
