@@ -227,7 +227,9 @@ def test_a_held_plan_ends_when_a_lookup_finds_more() -> None:
     assert {position // 60 for position in seen} >= set(range(2, 15))
 
 
-def test_rounds_of_a_try_are_judged_together_whatever_lookups_find() -> None:
+def test_rounds_of_a_try_are_judged_together_whatever_lookups_find(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = policy()
     lookup = SimulatedDrafter(
         "lookup", True, lambda _: 0.0, lambda _: 0.0 if made._tried is None else 0.9
@@ -240,7 +242,7 @@ def test_rounds_of_a_try_are_judged_together_whatever_lookups_find() -> None:
         tries.extend([made._plans] * (made._tried is not None))
         observe(*round_)
 
-    made.observe = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(made, "observe", watched)
     world.run(made, [1000])
     assert max(len(list(rounds)) for _, rounds in itertools.groupby(tries, id)) > 1
 
