@@ -140,17 +140,18 @@ class Started:
     """Stands for the engines that a proof starts, of a version."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.version = "b1"
+        self.version, self.files = "b1", list[str]()
         reference = Reference(plain_engine())
         monkeypatch.setattr(run, "_reference", lambda *_: reference)
         monkeypatch.setattr(ModelOptions, "open", lambda _: None)
-        monkeypatch.setattr(engines, "_file", lambda *_: "model.gguf")
+        monkeypatch.setattr(engines, "_file", lambda model, revision=None: f"{model} {revision}")
         monkeypatch.setattr(engines, "files_of", lambda _: Path("model"))
         monkeypatch.setattr(engines, "llama_server", self.server)
         monkeypatch.setattr(engines, "RemoteEngine", self.peer)
 
     @contextmanager
     def server(self, file: str, more: list[str]) -> Any:
+        self.files.append(file)
         with scripted(Script(build=self.version)) as url:
             yield url
 
@@ -187,3 +188,12 @@ def test_a_record_of_another_engine_or_of_other_settings_is_refused(
     started.version = "b2"
     with pytest.raises(ConfigError, match="was made with engine"):
         open_record(request)
+
+
+def test_llama_servers_run_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    request = ProveRequest(
+        outside=Outside(subject="llama.cpp"), model=ModelOptions(model="some", revision="v1")
+    )
+    with run._subjects(request, PROMPTS[0]):
+        assert started.files == ["some v1"] * 2
