@@ -5,8 +5,9 @@ python -m benchmarks.serve_speed -m MODEL.gguf --ways engine forerun plain llama
 Each turn asks every side the same questions, one a stream, all at once, for `--max-tokens` greedy tokens.
 Tokens a second are of all streams, from the first question to the last token: median of the turns, least and
 largest. Times are of all turns: to the first token, and between two tokens, where those that come in one
-chunk wait no time; TPOT is a stream's time after its first token by the tokens after it. `of engine` is the
-median of the turns' ratios to the engine alone.
+chunk wait no time and a chunk of llama-server counts as one token, if it has text; TPOT is a stream's time
+after its first token by the tokens after it. `of engine` is the median of the turns' ratios to the engine
+alone.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ class Times:
             tokens: of the stream, where some may have come without text; left out, those of the chunks.
         """
         times = [time for time, count in arrivals for _ in range(count)]
-        self.tokens += len(times) if tokens is None else tokens
+        count = len(times) if tokens is None else tokens
+        self.tokens += count
         self.first.append(times[0] - started)
         self.between += [after - before for before, after in pairwise(times)]
-        self.each.append((times[-1] - times[0]) / max(1, len(times) - 1))
+        self.each.append((times[-1] - times[0]) / max(1, count - 1))
 
 
 Side = Callable[[Sequence[str]], Times]

@@ -76,7 +76,10 @@ ADVICE: dict[str, tuple[tuple[str, ...], str]] = {
     "precision": (("dtype",), ""),
     "quantization": (("dtype",), "which takes int8 and int4"),
     "repeat-penalty": (("repetition-penalty",), "which counts the whole prompt and output"),
-    "speculative-config": (("method", "lengths"), "and each other key is a flag too"),
+    "speculative-config": (
+        ("method",),
+        "and its other keys are flags too: 'model' is '--draft-model', and 'revision' '--draft-revision'",
+    ),
     "speculative-num-draft-tokens": ((_LENGTH,), "which does not count the target's own token"),
 }
 

@@ -112,12 +112,28 @@ def test_the_tables_lead_to_flags_that_exist() -> None:
     assert advice("gamma", simulate) == "It is called '--lengths' here."
 
 
-@pytest.mark.parametrize("command", ["generate", "prove", "serve", "simulate"])
+@pytest.mark.parametrize("command", ["generate", "prove", "serve"])
 def test_vllms_object_is_answered_with_flags(cli: Cli, command: str) -> None:
     result = cli.run(command, "--speculative-config", '{"method": "ngram"}')
-    ours = "--lengths" if command == "simulate" else "--method"
     assert result.exit_code == 2
-    assert f"It is called '{ours}' here, and each other key is a flag too." in result.stderr
+    assert "It is called '--method' here, and its other keys are flags too" in result.stderr
+    flags = set(re.findall(r"'--([a-z-]+)'", advice("speculative-config", {"method"}) or ""))
+    assert flags == {"method", "draft-model", "draft-revision"} <= {*commands()[command]._flags}
+
+
+def test_vllms_object_has_no_equivalent_without_a_method(cli: Cli) -> None:
+    result = cli.run("simulate", "--speculative-config", '{"method": "ngram"}')
+    assert result.exit_code == 2
+    assert "called" not in result.stderr
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_section_of_a_help_has_a_name(cli: Cli, name: str) -> None:
+    text = cli.run(*name.split(), "--help").stdout
+    if "--help-all" in text:
+        text = cli.run(*name.split(), "--help-all").stdout
+    assert re.search(r"^\w.*:$", text, re.MULTILINE)
+    assert not re.search(r"^ *:$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("threads", ["100000", "9" * 400])

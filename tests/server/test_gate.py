@@ -134,6 +134,11 @@ def test_other_paths_are_not_there(served: Client, path: str) -> None:
     error_of(served.post(path, json={}), 404)
 
 
+def test_an_address_for_other_clients_is_corrected(served: Client) -> None:
+    message = error_of(served.post("/v1/v1/messages", json={}), 404)["message"]
+    assert "with /v1 at its end (Anthropic's without it)" in message
+
+
 def test_every_response_has_an_id(served: Client) -> None:
     assert served.get("/health").headers["x-request-id"].startswith("req_")
     given = served.get("/health", headers={"x-request-id": "mine-1"})

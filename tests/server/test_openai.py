@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 import pytest
 
 from forerun.core import Hints
-from tests.helpers.served import MODEL, USER, Client, client, served_engine, state_of
+from forerun.drafters.translation import SpelledVocabulary
+from tests.helpers.served import (
+    MODEL,
+    USER,
+    Client,
+    byte_engine,
+    client,
+    served_engine,
+    state_of,
+)
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12, "seed": 7}
 
@@ -245,6 +255,27 @@ def test_an_echoed_prompt_has_its_log_probabilities(served: Client) -> None:
             assert scored["token_logprobs"][place] == pytest.approx(by_id[token], abs=1e-5)
             best = max(scored["top_logprobs"][place].values())
             assert best == pytest.approx(max(by_id.values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_tokens_are_read_outside_the_event_loop(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_loop = list[bool]()
+
+    def spelled(tokenizer: Any) -> SpelledVocabulary:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return SpelledVocabulary(tokenizer)
+
+    monkeypatch.setattr("forerun.server.state.SpelledVocabulary", spelled)
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/chat/completions", {"messages": USER, "logprobs": True}),
+        ("/v1/completions", {"prompt": "ab", "logprobs": 1}),
+    )
+    for path, body in bodies:
+        with client(state_of(byte_engine())) as one:
+            assert one.post(path, json={**body, "max_tokens": 2, "stream": stream}).is_success
+    assert in_loop == [False, False]
 
 
 def test_an_echo_may_generate_nothing(served: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,10 @@ def test_an_application_is_built_of_options_and_those_of_its_deployment() -> Non
     # `serve run` gives all values as text.
     texts = {name: str(value) for name, value in (OPTIONS | limits).items()}
     assert built(texts).options == waits | {"name": "forerun"}
+    assert built({**texts, "deployment": json.dumps(own)}).options == waits | own
+    for wrong in ("num_replicas=2", "[2]", 2):
+        with pytest.raises(ForerunError, match=r'deployment is .* such as \{"num_replicas": 2\}'):
+            built({**texts, "deployment": wrong})
     assert (
         built({**OPTIONS, "deployment": {"max_ongoing_requests": 4}}).options["name"] == "forerun"
     )

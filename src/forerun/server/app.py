@@ -73,7 +73,10 @@ async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
         case HTTPException():
             problem = str(error.detail)
             if error.status_code == 404:
-                problem = "this path is not served; clients take the address with /v1 at its end."
+                problem = (
+                    "this path is not served; clients take the address with /v1 at its end "
+                    "(Anthropic's without it)."
+                )
             answer = ApiError(error.status_code, problem)
         case _:
             answer = ApiError.logged(error)

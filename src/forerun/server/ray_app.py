@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, shown
 from forerun.flags import Given, from_texts, request_from
 from forerun.server.listen import application
 from forerun.server.request import LOCAL, ServeRequest, loader
@@ -57,6 +59,17 @@ def _request(options: Mapping[str, Any]) -> ServeRequest:
     return request_from(ServeRequest, Given({**options, **from_texts(ServeRequest, texts)}))
 
 
+def _deployment(given: Any) -> dict[str, Any]:
+    """Options of a deployment, which a command line gives as JSON."""
+    with suppress(ValueError, RecursionError):
+        given = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f'deployment is {shown(given)}; it must be an object such as {{"num_replicas": 2}}.'
+        )
+    return dict(given)
+
+
 def _address() -> str | None:
     """Host on which Ray's proxies listen; None if Ray does not say."""
     try:
@@ -74,13 +87,13 @@ def build(args: Mapping[str, Any]) -> Application:
 
     Args:
         args: options of `forerun serve` by name, and `deployment`: those of `ray.serve.deployment`,
-            such as num_replicas or autoscaling_config.
+            such as num_replicas or autoscaling_config; as JSON on a command line.
 
     Raises:
         ForerunError: for options that are not valid.
     """
     options = dict(args)
-    given = options.pop("deployment", {})
+    given = _deployment(options.pop("deployment", {}))
     for name in options.keys() & {"host", "port"}:
         raise ConfigError(f"{name} is Ray Serve's own; set it there.")
     request = _request(options)

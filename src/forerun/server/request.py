@@ -50,7 +50,10 @@ class ServeRequest:
         },
     )
     served_model_name: tuple[Text, ...] = option(
-        default=(), description="Name of the model for clients; left out, its own.", repeat=True
+        default=(),
+        description="Name of the model for clients; left out, its own.",
+        repeat=True,
+        section="Model",
     )
     compression: Compression = part(default=Compression, section="Cache", requires=("kv_method",))
     host: Text = option(

@@ -140,6 +140,9 @@ class ServerState:
         def mask(size: int) -> dict[str, Any]:
             return {} if matcher is None else {"mask": GrammarMask(matcher, size)}
 
+        if "logprobs" in params:
+            # Here, in a worker's thread: in the event loop all streams would wait for it.
+            self.tokens.read_bytes()
         seed, hints = params.get("seed"), more.pop("hints", Hints())
         speculative, hints = self.speculation(body, hints)
         count = body.n or 1
@@ -177,6 +180,10 @@ class TokenNames:
         with suppress(IncompatibleDraftError):
             return SpelledVocabulary(self._tokenizer).bytes_of
         return {}
+
+    def read_bytes(self) -> None:
+        """Read the bytes of all tokens, which takes a while; does nothing if that was done."""
+        _ = self._bytes
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
         """Text of a token, and its bytes, which need not be whole characters."""

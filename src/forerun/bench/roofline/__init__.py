@@ -31,9 +31,10 @@ class RooflineRequest:
         without=("max_context", "kv_dtype"),
         help={"model": "The target."},
     )
-    draft_model: Text | None = Field(
+    draft_model: Text | None = option(
         default=None,
         description="A draft model beside it; left out, the known one of the model, if there is one.",
+        section="Model",
     )
     draft_dtype: Text = Field(
         default="auto",
