@@ -20,7 +20,8 @@ from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
 from forerun.files import MOST_BYTES, check_writable, reason, size_text, write_text
-from forerun.flags import Flag, flags_of, read_value
+from forerun.flag_values import read_value
+from forerun.flags import Flag, flags_of
 from forerun.measure.paired import Run
 from forerun.progress import say
 

@@ -16,17 +16,8 @@ from click.shell_completion import CompletionItem
 from forerun.cli.options import Option, flag_of
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import read_text
-from forerun.flags import (
-    FILE,
-    FLAG,
-    KILO,
-    VARIABLE,
-    Flag,
-    Given,
-    flags_of,
-    joined,
-    read_value,
-)
+from forerun.flag_values import KILO, joined, read_value
+from forerun.flags import FILE, FLAG, VARIABLE, Flag, Given, flags_of
 
 _SOURCES = {
     ParameterSource.COMMANDLINE: FLAG,

@@ -13,7 +13,8 @@ from forerun.engine.config import SpeculativeConfig, option_classes, option_name
 from forerun.engine.model_options import DEFAULT_MODEL
 from forerun.engine.resolve import RENAMED, default_method, pick_method
 from forerun.errors import ConfigError
-from forerun.flags import Flag, Given, flags_of, joined, part_flags, read_value
+from forerun.flag_values import joined, read_value
+from forerun.flags import Flag, Given, flags_of, part_flags
 from forerun.options import Part, Text, Use, check, part, schema_of
 from forerun.policies import POLICIES
 

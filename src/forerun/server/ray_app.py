@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError, shown
-from forerun.flags import Given, from_texts, request_from
+from forerun.flag_values import from_texts
+from forerun.flags import Given, request_from
 from forerun.server.listen import application
 from forerun.server.request import LOCAL, ServeRequest, loader
 

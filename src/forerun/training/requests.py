@@ -13,7 +13,8 @@ from forerun.engine.chat import TemplateOptions
 from forerun.engine.model_options import ModelOptions, set_threads
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
-from forerun.flags import Given, from_variables, request_from
+from forerun.flag_values import from_variables
+from forerun.flags import Given, request_from
 from forerun.measure.questions import FILES
 from forerun.options import FileName, NoOptions, Text, option, options, part
 from forerun.progress import say
