@@ -84,8 +84,8 @@ def test_tokens_that_a_grammar_forces_are_drafted(case: DrafterCase, stop: tuple
     fresh = GrammarVocabulary(engine).compiled([{"json_schema": SCHEMA}])
     prompt, committed, forced_rounds = list(done.prompt_ids), list(done.prompt_ids), 0
     for number, past in enumerate(rounds):
-        [draft], [verdict], [plan] = past.drafts, past.verdicts, past.plans
-        forced = GrammarMask(fresh, len(prompt)).forced(committed)[: plan.num_tokens or None]
+        [draft], [verdict] = past.drafts, past.verdicts
+        forced = GrammarMask(fresh, len(prompt)).forced(committed)
         # The last rounds have no room for all; a drawn draft may end before all of them.
         if number < len(rounds) - 1 and draft.probs is None and draft.hidden is None:
             assert draft.holds(forced)
