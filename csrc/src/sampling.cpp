@@ -43,6 +43,34 @@ class Race {
   double score_ = -std::numeric_limits<double>::infinity();
 };
 
+// The same with a noise that is made for few tokens; those come in order of ids.
+class NoisyRace {
+ public:
+  explicit NoisyRace(const Noise& noise) : noise_(noise) {}
+
+  void enter(std::int64_t token, double share) {
+    if (token - first_ >= kBlock) {
+      first_ = token / kBlock * kBlock;
+      noise_.fractions(first_, fractions_);
+    }
+    const double u = fractions_[token - first_];
+    if (!(share > bar_ * (1.0 - u))) return;
+    if (race_.enter(token, share, Noise::of_fraction(u)))
+      bar_ = std::exp(race_.score()) * (1.0 - 1e-9);
+  }
+
+  std::int64_t winner() const { return race_.winner(); }
+
+ private:
+  const Noise& noise_;
+  Race race_;
+  // exp(log p + noise) = p / -log(u) <= p / (1 - u): few tokens are worth their logarithms. A
+  // little less than the best so far, because of rounding.
+  double bar_ = 0.0;
+  std::int64_t first_ = -kBlock;  // of the block that the fractions are of
+  double fractions_[kBlock];
+};
+
 double total_of(const std::vector<double>& sums) {
   double total = 0.0;
   for (const double sum : sums) total += sum;
@@ -166,22 +194,22 @@ std::int64_t couple(const T* probs, std::int64_t vocab, const double* noise) {
 template <class T>
 std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  Race race;
-  // exp(log p + noise) = p / -log(u) <= p / (1 - u): few tokens are worth their logarithms. A
-  // little less than the best so far, because of rounding.
-  double bar = 0.0;
+  NoisyRace race(noise);
   for (std::int64_t first = 0; first < vocab; first += kBlock) {
-    const auto count = static_cast<int>(std::min(kBlock, vocab - first));
     const T* p = probs + first;
+    const std::int64_t count = std::min(kBlock, vocab - first);
     if (!std::any_of(p, p + count, [](T one) { return one > T(0); })) continue;
-    double u[kBlock];
-    noise.fractions(first, u);
-    for (int i = 0; i < count; ++i) {
-      const double share = static_cast<double>(p[i]);
-      if (!(share > bar * (1.0 - u[i]))) continue;
-      if (race.enter(first + i, share, Noise::of_fraction(u[i])))
-        bar = std::exp(race.score()) * (1.0 - 1e-9);
-    }
+    for (std::int64_t i = 0; i < count; ++i) race.enter(first + i, static_cast<double>(p[i]));
+  }
+  return race.winner();
+}
+
+template <class T>
+std::int64_t couple(const SparseRow<T>& row, const Noise& noise) {
+  const FloatMode mode(FloatMode::Subnormals::ieee);
+  NoisyRace race(noise);
+  for (std::size_t i = 0; i < row.ids.size(); ++i) {
+    race.enter(row.ids[i], static_cast<double>(row.probs[i]));
   }
   return race.winner();
 }
@@ -231,6 +259,8 @@ template std::int64_t couple(const float*, std::int64_t, const double*);
 template std::int64_t couple(const double*, std::int64_t, const double*);
 template std::int64_t couple(const float*, std::int64_t, const Noise&);
 template std::int64_t couple(const double*, std::int64_t, const Noise&);
+template std::int64_t couple(const SparseRow<float>&, const Noise&);
+template std::int64_t couple(const SparseRow<double>&, const Noise&);
 template std::int64_t argmax(const float*, std::int64_t);
 template std::int64_t argmax(const double*, std::int64_t);
 template RowState top_of_logits(const float*, std::int64_t, std::int64_t&);

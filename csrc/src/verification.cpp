@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "float_mode.h"
 #include "forerun/errors.h"
@@ -54,10 +55,10 @@ void normalize(const T* row, double sum, std::int64_t vocab, T* out) {
   row_ops<T>().scale(row, static_cast<T>(1.0 / std::max(sum, least)), vocab, out);
 }
 
-// The probability that a child is accepted against what is left of its parent's row.
+// The probability that a child is accepted, `p` being its token's in what is left of its parent's
+// row.
 template <class T>
-T acceptance(const T* left, const Rows<T>& rows, const Tree& tree, std::int64_t node) {
-  const T p = left[tree.tokens[node]];
+T acceptance(T p, const Rows<T>& rows, const Tree& tree, std::int64_t node) {
   if (rows.draft == nullptr) return std::min(p, T(1));
   const T q = rows.draft_of(node)[tree.tokens[node]];
   return q > T(0) ? std::min(p / q, T(1)) : T(0);
@@ -84,13 +85,11 @@ const T* take_away(const T* left, const Rows<T>& rows, const Tree& tree, std::in
 }
 
 // The share of the draft's arrivals at a child that the target wants to pass through it, where it
-// wants `weight` of those at the parent and continues them by the row `left`.
+// wants `weight` of those at the parent and continues them to the child with probability `p`.
 template <class T>
-T weight_of_child(const T* left, T weight, const Rows<T>& rows, const Tree& tree,
-                  std::int64_t child) {
-  const std::int64_t token = tree.tokens[child];
-  const T q = rows.draft_of(child)[token];
-  return q > T(0) ? std::min(weight * left[token] / q, T(1)) : T(0);
+T weight_of_child(T p, T weight, const Rows<T>& rows, const Tree& tree, std::int64_t child) {
+  const T q = rows.draft_of(child)[tree.tokens[child]];
+  return q > T(0) ? std::min(weight * p / q, T(1)) : T(0);
 }
 
 // The weight of a node once a child has failed and `spare` is what is left to emit after it.
@@ -125,41 +124,73 @@ void refuse(RowState state) {
 }  // namespace
 
 template <class T>
-WarpedRows<T>::WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp,
-                          RowScratch<T>& scratch)
+WarpedRows<T>::WarpedRows(const T* logits, const Tree& tree, std::int64_t vocab, const Warp& warp,
+                          RowScratch<T>& scratch, const Helpers<T>& helpers)
     : logits_(logits),
+      tree_(tree),
       vocab_(vocab),
       warp_(warp),
-      made_(static_cast<std::size_t>(rows)),
-      states_(static_cast<std::size_t>(rows)),
-      scratch_(scratch) {
-  const auto size = static_cast<std::size_t>(rows * vocab);
+      made_(static_cast<std::size_t>(tree.size) + 1),
+      states_(static_cast<std::size_t>(tree.size) + 1),
+      scratch_(scratch),
+      helpers_(helpers) {
+  const auto size = made_.size() * static_cast<std::size_t>(vocab);
   if (scratch.rows.size() < size) scratch.rows.resize(size);
+  if (scratch.sparse_rows.size() < made_.size()) scratch.sparse_rows.resize(made_.size());
+}
+
+template <class T>
+void WarpedRows<T>::require(std::int64_t index) {
+  if (made_[static_cast<std::size_t>(index)] == 0) make_from(index);
+  refuse(states_[static_cast<std::size_t>(index)]);
 }
 
 template <class T>
 const T* WarpedRows<T>::row(std::int64_t index) {
-  if (made_[static_cast<std::size_t>(index)] == 0) make(index, scratch_);
-  refuse(states_[static_cast<std::size_t>(index)]);
+  require(index);
+  SparseRow<T>& sparse = scratch_.sparse_rows[static_cast<std::size_t>(index)];
+  if (std::exchange(sparse.holds_row, false)) sparse.write(place(index), vocab_);
   return place(index);
+}
+
+template <class T>
+T WarpedRows<T>::prob(std::int64_t index, std::int64_t token) {
+  require(index);
+  const SparseRow<T>& sparse = scratch_.sparse_rows[static_cast<std::size_t>(index)];
+  return sparse.holds_row ? sparse.prob(token) : place(index)[token];
+}
+
+template <class T>
+std::int64_t WarpedRows<T>::couple(std::int64_t index, const Noise& noise) {
+  require(index);
+  const SparseRow<T>& sparse = scratch_.sparse_rows[static_cast<std::size_t>(index)];
+  return sparse.holds_row ? cpu::couple(sparse, noise) : cpu::couple(place(index), vocab_, noise);
+}
+
+template <class T>
+void WarpedRows<T>::make_from(std::int64_t index) {
+  if (helpers_.pool == nullptr) return make(index, scratch_);
+  std::vector<std::int64_t> wanted = {index};
+  const auto most = static_cast<std::size_t>(helpers_.pool->size());
+  for (std::int64_t node = index - 1; wanted.size() < most;) {
+    node = next_child(tree_, node, node);
+    if (node >= tree_.size) break;
+    if (made_[static_cast<std::size_t>(node + 1)] == 0) wanted.push_back(node + 1);
+  }
+  helpers_.pool->for_ranges(static_cast<std::int64_t>(wanted.size()), 1, [&](const Range& range) {
+    const typename ScratchPool<T>::Lease scratch(*helpers_.scratches);
+    for (std::int64_t i = range.begin; i < range.end; ++i) {
+      make(wanted[static_cast<std::size_t>(i)], *scratch);
+    }
+  });
 }
 
 template <class T>
 void WarpedRows<T>::make(std::int64_t index, RowScratch<T>& scratch) {
   const auto row = static_cast<std::size_t>(index);
-  states_[row] = warp_row(logits_ + index * vocab_, vocab_, warp_, place(index), scratch);
+  states_[row] = warp_row_sparsely(logits_ + index * vocab_, vocab_, warp_, place(index),
+                                   scratch_.sparse_rows[row], scratch);
   made_[row] = 1;
-}
-
-template <class T>
-void WarpedRows<T>::make(const std::vector<std::int64_t>& indices, ThreadPool& pool,
-                         ScratchPool<T>& scratches) {
-  pool.for_ranges(static_cast<std::int64_t>(indices.size()), 1, [&](const Range& range) {
-    const typename ScratchPool<T>::Lease scratch(scratches);
-    for (std::int64_t i = range.begin; i < range.end; ++i) {
-      make(indices[static_cast<std::size_t>(i)], *scratch);
-    }
-  });
 }
 
 namespace {
@@ -170,7 +201,7 @@ Decision<T> decide_token(const Tree& tree, const Rows<T>& rows, T* emit, RowScra
   for (std::int64_t node = 0; node < tree.size; ++node) {
     const std::int64_t parent = tree.parents[node];
     T* left = emit + (parent + 1) * rows.vocab;
-    decision.accept.push_back(acceptance(left, rows, tree, node));
+    decision.accept.push_back(acceptance(left[tree.tokens[node]], rows, tree, node));
     take_away(left, rows, tree, node, left, scratch);
     const std::int64_t child = next_child(tree, node, node);
     const std::int64_t sibling = next_child(tree, parent, node);
@@ -187,19 +218,22 @@ Outcome verify_token(const Tree& tree, const Rows<T>& rows, const Uniforms& unif
                      RowScratch<T>& scratch) {
   T* memory = row_at_depth(scratch, 0, rows.vocab);
   std::int64_t at = -1;
-  const T* left = rows.target_after(at);
+  const T* left = nullptr;  // what rejected children leave; null where none was rejected
+  const auto row = [&] { return left != nullptr ? left : rows.target_after(at); };
   std::int64_t child = next_child(tree, at, at);
   while (child < tree.size) {
-    const T accept = acceptance(left, rows, tree, child);
+    const std::int64_t token = tree.tokens[child];
+    const T p = left != nullptr ? left[token] : rows.prob_after(at, token);
+    const T accept = acceptance(p, rows, tree, child);
     if (uniforms(Purpose::accept, child) < static_cast<double>(accept)) {
       at = child;
-      left = rows.target_after(at);
+      left = nullptr;
     } else {
-      left = take_away(left, rows, tree, child, memory, scratch);
+      left = take_away(row(), rows, tree, child, memory, scratch);
     }
     child = next_child(tree, at, child);
   }
-  return {at, draw(left, rows.vocab, uniforms(Purpose::emit, 0))};
+  return {at, draw(row(), rows.vocab, uniforms(Purpose::emit, 0))};
 }
 
 // On a chain this is block verification, test by test.
@@ -214,7 +248,8 @@ Decision<T> decide_traversal(const Tree& tree, const Rows<T>& rows, T* emit,
     const std::int64_t parent = tree.parents[node];
     T& weight = weights[static_cast<std::size_t>(parent + 1)];
     T* left = emit + (parent + 1) * rows.vocab;
-    weights[static_cast<std::size_t>(node + 1)] = weight_of_child(left, weight, rows, tree, node);
+    weights[static_cast<std::size_t>(node + 1)] =
+        weight_of_child(left[tree.tokens[node]], weight, rows, tree, node);
     const double spare = row_ops<T>().residual(left, rows.draft_of(node), weight, rows.vocab, rest);
     weight = weight_left(spare, weight);
     if (spare > 0.0) normalize(rest, spare, rows.vocab, left);
@@ -236,6 +271,10 @@ struct PathNode {
   T weight;
   const T* left = nullptr;  // what is left to emit after it; null where that is the target's row
   double sum = 1.0;         // of `left`
+
+  const T* row(const Rows<T>& rows) const {
+    return left != nullptr ? left : rows.target_after(node);
+  }
 };
 
 template <class T>
@@ -246,22 +285,22 @@ Outcome verify_traversal(const Tree& tree, const Rows<T>& rows, const Uniforms& 
   std::int64_t child = next_child(tree, -1, -1);
   for (;;) {
     for (; child < tree.size; child = next_child(tree, child, child)) {
-      PathNode<T>& above = path.back();
-      if (above.left == nullptr) above.left = rows.target_after(above.node);
-      const T weight = weight_of_child(above.left, above.weight, rows, tree, child);
-      path.push_back({child, weight});
+      const PathNode<T>& above = path.back();
+      const std::int64_t token = tree.tokens[child];
+      const T p = above.left != nullptr ? above.left[token] : rows.prob_after(above.node, token);
+      path.push_back({child, weight_of_child(p, above.weight, rows, tree, child)});
     }
     const PathNode<T> tested = path.back();
     if (tested.node < 0 ||
         uniforms(Purpose::accept, tested.node) < static_cast<double>(tested.weight)) {
-      const T* row = tested.left != nullptr ? tested.left : rows.target_after(tested.node);
+      const T* row = tested.row(rows);
       if (row == rest) normalize(rest, tested.sum, rows.vocab, rest);
       return {tested.node, draw(row, rows.vocab, uniforms(Purpose::emit, 0))};
     }
     path.pop_back();
     PathNode<T>& above = path.back();
-    const double spare = row_ops<T>().residual(above.left, rows.draft_of(tested.node), above.weight,
-                                               rows.vocab, rest);
+    const double spare = row_ops<T>().residual(above.row(rows), rows.draft_of(tested.node),
+                                               above.weight, rows.vocab, rest);
     above.weight = weight_left(spare, above.weight);
     child = next_child(tree, above.node, tested.node);
     if (!(spare > 0.0)) continue;
@@ -330,7 +369,7 @@ Outcome verify_coupled(const Tree& tree, const Rows<T>& rows, std::uint64_t seed
                        std::int64_t committed) {
   check(tree, rows.vocab);
   return follow(tree, [&](std::int64_t node, std::int64_t depth) {
-    return couple(rows.target_after(node), rows.vocab, Noise(seed, committed + depth));
+    return rows.couple_after(node, Noise(seed, committed + depth));
   });
 }
 

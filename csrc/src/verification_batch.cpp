@@ -6,30 +6,11 @@
 namespace forerun::cpu {
 namespace {
 
-// The rows after nodes that have children: traversal asks for all of them before it tests a leaf.
-std::vector<std::int64_t> inner_rows(const Tree& tree) {
-  std::vector<char> inner(static_cast<std::size_t>(tree.size) + 1);
-  for (std::int64_t node = 0; node < tree.size; ++node) {
-    // An invalid one is refused where the draft is verified.
-    const std::int64_t parent = tree.parents[node];
-    if (parent >= -1 && parent < tree.size) inner[static_cast<std::size_t>(parent + 1)] = 1;
-  }
-  std::vector<std::int64_t> rows;
-  for (std::int64_t row = 0; row <= tree.size; ++row) {
-    if (inner[static_cast<std::size_t>(row)] != 0) rows.push_back(row);
-  }
-  return rows;
-}
-
-// `pool`: threads that have nothing else to do, or null.
 template <class T>
 Outcome run(const DraftToVerify<T>& draft, std::int64_t vocab, RowScratch<T>& scratch,
-            ThreadPool* pool, ScratchPool<T>& scratches) {
+            const Helpers<T>& helpers) {
   if (draft.warp.greedy()) return verify_greedy(draft.tree, draft.logits, vocab);
-  WarpedRows<T> warped(draft.logits, draft.tree.size + 1, vocab, draft.warp, scratch);
-  if (pool != nullptr && draft.rule == Rule::traversal) {
-    warped.make(inner_rows(draft.tree), *pool, scratches);
-  }
+  WarpedRows<T> warped(draft.logits, draft.tree, vocab, draft.warp, scratch, helpers);
   const Rows<T> rows{nullptr, draft.draft, vocab, &warped};
   if (draft.rule == Rule::coupled) {
     return verify_coupled(draft.tree, rows, draft.seed, draft.committed);
@@ -42,9 +23,9 @@ Outcome run(const DraftToVerify<T>& draft, std::int64_t vocab, RowScratch<T>& sc
 
 template <class T>
 Answer answer(const DraftToVerify<T>& draft, std::int64_t vocab, RowScratch<T>& scratch,
-              ThreadPool* pool, ScratchPool<T>& scratches) {
+              const Helpers<T>& helpers) {
   try {
-    return {run(draft, vocab, scratch, pool, scratches), Fault::none, {}};
+    return {run(draft, vocab, scratch, helpers), Fault::none, {}};
   } catch (const RowError& error) {
     return {{-1, -1}, Fault::row, error.what()};
   } catch (const std::invalid_argument& error) {
@@ -60,14 +41,14 @@ std::vector<Answer> verify_batch(const std::vector<DraftToVerify<T>>& drafts, st
   std::vector<Answer> answers(drafts.size());
   if (drafts.size() == 1) {
     const typename ScratchPool<T>::Lease scratch(scratches);
-    answers[0] = answer(drafts[0], vocab, *scratch, pool, scratches);
+    answers[0] = answer<T>(drafts[0], vocab, *scratch, {pool, &scratches});
     return answers;
   }
   const auto share = [&](const Range& range) {
     const typename ScratchPool<T>::Lease scratch(scratches);
     for (std::int64_t i = range.begin; i < range.end; ++i) {
       const auto request = static_cast<std::size_t>(i);
-      answers[request] = answer<T>(drafts[request], vocab, *scratch, nullptr, scratches);
+      answers[request] = answer<T>(drafts[request], vocab, *scratch, {});
     }
   };
   const auto count = static_cast<std::int64_t>(drafts.size());

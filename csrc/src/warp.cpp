@@ -15,16 +15,18 @@ namespace {
 template <class T>
 class Warper {
  public:
-  explicit Warper(RowScratch<T>& scratch)
+  Warper(RowScratch<T>& scratch, SparseRow<T>& sparse)
       : blocks_(scratch.blocks),
         weights_(scratch.weights),
-        kept_(scratch.kept),
-        ids_(scratch.ids),
-        rest_(scratch.rest) {}
+        rest_(scratch.rest),
+        sparse_(sparse),
+        kept_(sparse.probs),
+        ids_(sparse.ids) {}
 
   RowState operator()(const T* logits, std::int64_t vocab, const Warp& warp, T* probs) {
     logits_ = logits;
     vocab_ = vocab;
+    sparse_.holds_row = false;
     blocks_.resize(static_cast<std::size_t>(num_blocks(vocab)));
     const bool numbers = ops_.largest(logits, vocab, blocks_.data());
     top_ = *std::max_element(blocks_.begin(), blocks_.end());
@@ -32,14 +34,14 @@ class Warper {
     if (top_ == -kInfinity) return RowState::dead;
     factor_ = static_cast<T>(1.0 / warp.temperature);
     if (warp.greedy()) {
-      one_hot(probs);
+      one_hot();
     } else if (0 < warp.top_k && warp.top_k < vocab) {
       take_top(warp.top_k);
-      finish(warp, weigh_kept(), probs);
+      finish(warp, weigh_kept());
     } else if (warp.top_p < 1.0) {
       const double total = sum_of_weights();
       if (take_likely(warp.top_p * total)) {
-        finish(warp, total, probs);
+        finish(warp, total);
       } else {
         finish_all(warp, total, probs);
       }
@@ -58,11 +60,12 @@ class Warper {
 
   std::int64_t num_kept() const { return static_cast<std::int64_t>(ids_.size()); }
 
-  void one_hot(T* probs) {
+  void one_hot() {
     const auto block = std::find(blocks_.begin(), blocks_.end(), top_) - blocks_.begin();
     const auto token = std::find(logits_ + block * kBlock, logits_ + vocab_, top_) - logits_;
-    std::fill(probs, probs + vocab_, T(0));
-    probs[token] = T(1);
+    ids_.assign(1, token);
+    kept_.assign(1, T(1));
+    sparse_.holds_row = true;
   }
 
   // The ids whose logit is `least` or more, and the logits, in order of ids.
@@ -156,7 +159,7 @@ class Warper {
 
   // Top-p and min-p on the weights kept so far, of which the largest is 1; `total` counts all of
   // them.
-  void finish(const Warp& warp, double total, T* probs) {
+  void finish(const Warp& warp, double total) {
     if (warp.top_p < 1.0) {
       const MassCut<T> cut = cut_at_mass(kept_.data(), num_kept(), warp.top_p * total, rest_);
       std::int64_t ties = 0;
@@ -171,8 +174,8 @@ class Warper {
     double sum = 0.0;
     for (const T weight : kept_) sum += static_cast<double>(weight);
     const T factor = static_cast<T>(1.0 / sum);
-    std::fill(probs, probs + vocab_, T(0));
-    for (std::size_t i = 0; i < ids_.size(); ++i) probs[ids_[i]] = kept_[i] * factor;
+    for (T& weight : kept_) weight *= factor;
+    sparse_.holds_row = true;
   }
 
   const RowOps<T>& ops_ = row_ops<T>();
@@ -182,21 +185,35 @@ class Warper {
   T factor_ = T(1);
   std::vector<T>& blocks_;
   std::vector<T>& weights_;  // exp((logit - largest) / temperature)
-  std::vector<T>& kept_;
-  std::vector<std::int64_t>& ids_;
   std::vector<T>& rest_;
+  SparseRow<T>& sparse_;
+  std::vector<T>& kept_;            // of `sparse_`, first as logits, then as weights
+  std::vector<std::int64_t>& ids_;  // of those
 };
 
 }  // namespace
 
 template <class T>
-RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
-                  RowScratch<T>& scratch) {
+RowState warp_row_sparsely(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
+                           SparseRow<T>& sparse, RowScratch<T>& scratch) {
   const FloatMode mode(FloatMode::Subnormals::ieee);
-  return Warper<T>(scratch)(logits, vocab, warp, probs);
+  return Warper<T>(scratch, sparse)(logits, vocab, warp, probs);
 }
 
-template RowState warp_row(const float*, std::int64_t, const Warp&, float*, RowScratch<float>&);
-template RowState warp_row(const double*, std::int64_t, const Warp&, double*, RowScratch<double>&);
+template <class T>
+RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
+                  RowScratch<T>& scratch) {
+  const RowState state = warp_row_sparsely(logits, vocab, warp, probs, scratch.sparse, scratch);
+  if (state == RowState::ok && scratch.sparse.holds_row) scratch.sparse.write(probs, vocab);
+  return state;
+}
+
+#define FORERUN_INSTANTIATE(T)                                                                \
+  template RowState warp_row_sparsely(const T*, std::int64_t, const Warp&, T*, SparseRow<T>&, \
+                                      RowScratch<T>&);                                        \
+  template RowState warp_row(const T*, std::int64_t, const Warp&, T*, RowScratch<T>&);
+FORERUN_INSTANTIATE(float)
+FORERUN_INSTANTIATE(double)
+#undef FORERUN_INSTANTIATE
 
 }  // namespace forerun::cpu

@@ -103,6 +103,36 @@ void check_drafted(Random& random) {
   CHECK_THROWS(std::domain_error, draw_drafted(none.data(), vocab, {}, 0, row.data(), scratch));
 }
 
+// A row of few tokens is the dense row, written out or read token by token, also when it is
+// coupled.
+template <class T>
+void check_sparse(Random& random) {
+  const std::int64_t vocab = 3000;
+  RowScratch<T> scratch;
+  SparseRow<T> sparse;
+  std::vector<T> expected(static_cast<std::size_t>(vocab)), row(expected);
+  for (const Warp& warp : {Warp{}, Warp{0.0}, Warp{0.7, 20}, Warp{0.7, 20, 0.8, 0.02},
+                           Warp{0.5, 0, 0.9}, Warp{3.0, 0, 0.999}, Warp{1.0, 0, 1.0, 0.1}}) {
+    const std::vector<float> drawn = normal(random, vocab, 4.0f);
+    const std::vector<T> logits(drawn.begin(), drawn.end());
+    warp_row(logits.data(), vocab, warp, expected.data(), scratch);
+    std::fill(row.begin(), row.end(), T(-1));
+    warp_row_sparsely(logits.data(), vocab, warp, row.data(), sparse, scratch);
+    const bool few = warp.greedy() || warp.top_k > 0 || warp.top_p < 0.95;
+    CHECK(sparse.holds_row == few, "few tokens are left by top-k and top-p");
+    if (few) {
+      CHECK(row == std::vector<T>(row.size(), T(-1)), "the dense row stays as it was");
+      for (std::int64_t id = 0; id < vocab; ++id) {
+        CHECK(sparse.prob(id) == expected[static_cast<std::size_t>(id)], "the same probability");
+      }
+      const Noise noise(3, 40);
+      CHECK(couple(sparse, noise) == couple(expected.data(), vocab, noise), "the same token");
+      sparse.write(row.data(), vocab);
+    }
+    CHECK(row == expected, "the same row");
+  }
+}
+
 void check_bad_trees() {
   const std::vector<float> rows(12, 0.25f);
   const Uniforms half = [](Purpose, std::int64_t) { return 0.5; };
@@ -188,7 +218,7 @@ void check_walks(Random& random) {
 }
 
 // What a batch makes of its requests does not depend on the threads, nor on a broken row in their
-// midst.
+// midst; nor what a request alone, whose rows threads share.
 template <class T>
 void check_batch(Random& random) {
   const std::int64_t vocab = 200;
@@ -229,6 +259,9 @@ void check_batch(Random& random) {
       const Outcome& outcome = together[i].outcome;
       CHECK(outcome.end == alone[i].outcome.end && outcome.token == alone[i].outcome.token,
             "as alone");
+      const Answer single = verify_batch<T>({drafts[i]}, vocab, &pool, scratches)[0];
+      CHECK(outcome.end == single.outcome.end && outcome.token == single.outcome.token,
+            "as the only one");
     }
   }
 }
@@ -276,6 +309,8 @@ int main() {
   check_levels<double>(random);
   check_fractions();
   check_drafted(random);
+  check_sparse<float>(random);
+  check_sparse<double>(random);
   check_bad_trees();
   check_walks<float>(random);
   check_walks<double>(random);

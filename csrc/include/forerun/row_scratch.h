@@ -2,6 +2,7 @@
 // rows are long, and taking them from the system each round costs more than many a row's work.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,17 +11,36 @@
 
 namespace forerun::cpu {
 
+// The tokens of a row that have probability, in order of ids, where they are few.
+template <class T>
+struct SparseRow {
+  std::vector<std::int64_t> ids;
+  std::vector<T> probs;
+  bool holds_row = false;  // false where the row is dense
+
+  T prob(std::int64_t id) const {
+    const auto place = std::lower_bound(ids.begin(), ids.end(), id);
+    return place != ids.end() && *place == id ? probs[static_cast<std::size_t>(place - ids.begin())]
+                                              : T(0);
+  }
+
+  void write(T* row, std::int64_t vocab) const {
+    std::fill(row, row + vocab, T(0));
+    for (std::size_t i = 0; i < ids.size(); ++i) row[ids[i]] = probs[i];
+  }
+};
+
 // Used by one call at a time; what it holds between calls means nothing.
 template <class T>
 struct RowScratch {
   // Of warp_row.
   std::vector<T> blocks;   // the largest logit of each block
   std::vector<T> weights;  // [vocab]
-  std::vector<T> kept;
-  std::vector<std::int64_t> ids;  // of what is kept
   std::vector<T> rest;
+  SparseRow<T> sparse;
   // Of drawing and verification.
-  std::vector<T> rows;                 // [n, vocab]
+  std::vector<T> rows;  // [n, vocab]
+  std::vector<SparseRow<T>> sparse_rows;
   std::vector<T> residual;             // [vocab]
   std::vector<std::vector<T>> levels;  // [depth][vocab]
 };

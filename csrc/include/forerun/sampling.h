@@ -33,6 +33,11 @@ template <class T>
 RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
                   RowScratch<T>& scratch);
 
+// The same, but a row of few tokens is left in `sparse`, and `probs` as it was.
+template <class T>
+RowState warp_row_sparsely(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
+                           SparseRow<T>& sparse, RowScratch<T>& scratch);
+
 // The inverse of the cumulative distribution. Where rounding carries the point up to the total, the
 // last token with probability stands; 0 for a row without any.
 template <class T>
@@ -59,6 +64,8 @@ template <class T>
 std::int64_t couple(const T* probs, std::int64_t vocab, const double* noise);
 template <class T>
 std::int64_t couple(const T* probs, std::int64_t vocab, const Noise& noise);
+template <class T>
+std::int64_t couple(const SparseRow<T>& row, const Noise& noise);
 
 // The largest, the lowest id on ties.
 template <class T>

@@ -21,29 +21,43 @@ struct Tree {
   std::int64_t size;
 };
 
+// Threads that have nothing else to do, and their scratches; null for none.
+template <class T>
+struct Helpers {
+  ThreadPool* pool = nullptr;
+  ScratchPool<T>* scratches = nullptr;
+};
+
 // Rows of probability made from logits [n + 1, vocab] when they are first used: a walk visits few.
 template <class T>
 class WarpedRows {
  public:
-  WarpedRows(const T* logits, std::int64_t rows, std::int64_t vocab, const Warp& warp,
-             RowScratch<T>& scratch);
+  // `helpers` make the rows that the walk is likely to visit next.
+  WarpedRows(const T* logits, const Tree& tree, std::int64_t vocab, const Warp& warp,
+             RowScratch<T>& scratch, const Helpers<T>& helpers);
 
-  // Throws RowError for a row that holds NaN or inf, or leaves no token possible.
+  // All throw RowError for a row that holds NaN or inf, or leaves no token possible.
   const T* row(std::int64_t index);
-
-  // Makes some rows now, on threads; what is wrong with one shows when it is asked for.
-  void make(const std::vector<std::int64_t>& indices, ThreadPool& pool, ScratchPool<T>& scratches);
+  // One value of it, for which a row of few tokens need not be written out.
+  T prob(std::int64_t index, std::int64_t token);
+  // The token that the noise draws from it; nor need it for that.
+  std::int64_t couple(std::int64_t index, const Noise& noise);
 
  private:
+  void require(std::int64_t index);
+  // The row and those down its first children, as many as there are threads.
+  void make_from(std::int64_t index);
   void make(std::int64_t index, RowScratch<T>& scratch);
   T* place(std::int64_t index) const { return scratch_.rows.data() + index * vocab_; }
 
   const T* logits_;
+  Tree tree_;
   std::int64_t vocab_;
   Warp warp_;
   std::vector<char> made_;
   std::vector<RowState> states_;  // of those
   RowScratch<T>& scratch_;
+  Helpers<T> helpers_;
 };
 
 template <class T>
@@ -55,6 +69,13 @@ struct Rows {
 
   const T* target_after(std::int64_t node) const {
     return warped != nullptr ? warped->row(node + 1) : target + (node + 1) * vocab;
+  }
+  T prob_after(std::int64_t node, std::int64_t token) const {
+    return warped != nullptr ? warped->prob(node + 1, token) : target_after(node)[token];
+  }
+  std::int64_t couple_after(std::int64_t node, const Noise& noise) const {
+    return warped != nullptr ? warped->couple(node + 1, noise)
+                             : cpu::couple(target_after(node), vocab, noise);
   }
   const T* draft_of(std::int64_t node) const { return draft + node * vocab; }
 };
