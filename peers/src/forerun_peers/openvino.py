@@ -37,6 +37,13 @@ WEIGHTS = {
 PLAIN_BACKEND = "PA"
 """Of plain decoding: paged attention, or `SDPA`; draft models need paged attention."""
 
+FULL_PRECISION = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+"""Properties; by default keys, values and activations have 8 bits, the latter in groups."""
+
 LONGEST_NGRAM = 3
 """Tokens that its prompt lookup looks for at most; the number of its own example."""
 
@@ -61,6 +68,8 @@ class OpenVinoPeer(Peer):
             "INFERENCE_PRECISION_HINT": "f32" if options.precision == "fp32" else "bf16",
             "PERFORMANCE_HINT": "LATENCY",
         }
+        if options.full_precision:
+            self._properties |= FULL_PRECISION
         stored = options.precision == "stored"
         weights = self._directory if stored else self._directory / "openvino_model.bin"
         self.settings = {
@@ -132,8 +141,8 @@ class OpenVinoPeer(Peer):
         self, prompt_ids: Sequence[int], num_tokens: int, num_speculative_tokens: int = 0
     ) -> tuple[list[int], float]:
         started = perf_counter()
-        tokens = self._answer(prompt_ids, num_tokens, num_speculative_tokens, do_sample=False)
-        return tokens, perf_counter() - started
+        found = self._answer(prompt_ids, num_tokens, num_speculative_tokens, do_sample=False)
+        return list(found.tokens[0]), perf_counter() - started
 
     def answer(
         self,
@@ -141,13 +150,16 @@ class OpenVinoPeer(Peer):
         num_tokens: int,
         num_speculative_tokens: int,
         **sampling: Any,
-    ) -> dict[str, list[Any]]:
+    ) -> dict[str, Any]:
         seed, top_k = sampling.pop("seed"), sampling.pop("top_k")
         drawn: dict[str, Any] = {"do_sample": False}
         if sampling["temperature"]:
             # Without a limit of its own it draws among all tokens.
             drawn = {"do_sample": True, "rng_seed": seed, "top_k": top_k or 2**31, **sampling}
-        return {"tokens": self._answer(prompt_ids, num_tokens, num_speculative_tokens, **drawn)}
+        found = self._answer(prompt_ids, num_tokens, num_speculative_tokens, **drawn)
+        # Tokens that a forward gave beside the first were drafted and accepted.
+        sizes = found.perf_metrics.raw_metrics.m_batch_sizes
+        return {"tokens": list(found.tokens[0]), "drafted": sum(sizes) - len(sizes)}
 
     def _answer(
         self,
@@ -155,7 +167,7 @@ class OpenVinoPeer(Peer):
         num_tokens: int,
         num_speculative_tokens: int,
         **options: Any,
-    ) -> list[int]:
+    ) -> Any:
         self.check_request(prompt_ids, num_tokens)
         config = self._genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos = num_tokens, True
@@ -169,7 +181,7 @@ class OpenVinoPeer(Peer):
         ids = np.array([prompt_ids], np.int64)
         tensor = self._openvino.Tensor
         prompt = self._genai.TokenizedInputs(tensor(ids), tensor(np.ones_like(ids)))
-        return list(pipeline.generate(prompt, config).tokens[0])
+        return pipeline.generate(prompt, config)
 
     def close(self) -> None:
         for name in ("_request", "_plain", "_speculative"):

@@ -24,6 +24,7 @@ from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.report import verdict
 from forerun.proof.outside.run import Subjects, prove_outside
+from forerun.proof.outside.sampled import on_against_off
 from forerun.proof.outside.subject import ReplyRecord
 from forerun.proof.request import ProveRequest
 from tests.helpers.plants import plain_engine
@@ -43,7 +44,8 @@ class MadeEngine:
             return {"name": "made", "version": "1"}
         self.seeds.append(arguments["seed"])
         token = 7 if arguments["num_speculative_tokens"] else 8
-        found = {"tokens": [token] * arguments["num_tokens"]}
+        found: dict[str, Any] = {"tokens": [token] * arguments["num_tokens"]}
+        found["drafted"] = 2 if arguments["num_speculative_tokens"] else 0
         return found | ({"logprobs": [-0.5] * arguments["num_tokens"]} if self.logprobs else {})
 
 
@@ -73,6 +75,21 @@ def test_sampling_that_a_peer_does_not_know_is_an_item_of_the_report() -> None:
     assert proof.rows is None
     assert proof.unseen == ["sampled answers (on is not asked for min_p here)"]
     assert "Not seen: sampled answers" in verdict(proof)
+
+
+def test_answers_on_and_off_are_as_many_as_the_tokens_take_however_many_prompts_there_are() -> None:
+    on, off = subjects(logprobs=False)
+    outputs = Effort(num_tokens=64, output_tokens=4).outputs(SamplingParams())
+    assert on_against_off(on, off, PROMPTS * 50, outputs).answers == [8, 16]
+    assert len(on.engine.seeds) == 2 * (8 + 16)  # type: ignore[attr-defined]
+
+
+def test_a_peer_that_tells_its_drafts_is_not_doubted() -> None:
+    on, _ = subjects(logprobs=False)
+    assert any("does not tell that it drafted" in limit for limit in on.limits())
+    on.ask(PROMPTS, {"temperature": 1.0, "max_tokens": 2})
+    assert on.drafted == 2
+    assert not [*on.limits()]
 
 
 def test_a_record_saves_a_peer_its_answers(tmp_path: Path) -> None:
@@ -157,6 +174,7 @@ class Started:
 
     @contextmanager
     def peer(self, *_: Any, **options: Any) -> Any:
+        assert options["full_precision"]
         yield SimpleNamespace(call=lambda _: {"name": "made", "version": self.version})
 
 

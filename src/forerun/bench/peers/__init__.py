@@ -38,6 +38,7 @@ class PeerOptions:
             lookup.
         cache_dir: where converted models are kept between runs.
         max_context: tokens that llama.cpp keeps keys and values for; the others have MAX_CONTEXT.
+        full_precision: OpenVINO quantizes neither activations nor keys and values, as it does by default.
     """
 
     checkpoint_dir: Path
@@ -46,6 +47,7 @@ class PeerOptions:
     draft_dir: Path | None
     cache_dir: Path
     max_context: int = MAX_CONTEXT
+    full_precision: bool = False
 
 
 @dataclass
@@ -97,14 +99,15 @@ class Peer(ABC):
         num_tokens: int,
         num_speculative_tokens: int,
         **sampling: Any,
-    ) -> dict[str, list[Any]]:
+    ) -> dict[str, Any]:
         """The continuation of `generate` as the engine samples it, for proofs.
 
         Args:
             sampling: temperature (0 is greedy), top_k (0 is off), top_p and seed.
 
         Returns:
-            `tokens` and, where the engine tells them, `logprobs` of the raw distribution.
+            `tokens` and, where the engine tells them, `logprobs` of the raw distribution and the number of
+            `drafted` tokens, or of those of them that were accepted.
 
         Raises:
             ConfigError: for a peer that is only timed.
@@ -145,6 +148,7 @@ def load_peer(
     draft_dir: str | Path | None = None,
     cache_dir: str | Path,
     max_context: int = MAX_CONTEXT,
+    full_precision: bool = False,
 ) -> Peer:
     """Convert a checkpoint for a peer, unless `cache_dir` has it already, and load it.
 
@@ -156,6 +160,7 @@ def load_peer(
         draft_dir: a draft model of the same vocabulary, to speculate with; None looks up.
         cache_dir: created if missing; its files are named after the contents of the checkpoints.
         max_context: tokens that llama.cpp keeps keys and values for.
+        full_precision: OpenVINO quantizes neither activations nor keys and values.
 
     Raises:
         UnknownNameError: for an unknown name or precision.
@@ -181,6 +186,7 @@ def load_peer(
         draft_dir=None if draft_dir is None else _checkpoint(draft_dir),
         cache_dir=Path(cache_dir).resolve(),
         max_context=check("max_context", max_context, int, ge=1),
+        full_precision=full_precision,
     )
     options.cache_dir.mkdir(parents=True, exist_ok=True)
     return load(options)

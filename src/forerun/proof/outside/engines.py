@@ -80,6 +80,7 @@ class PeerSubject(Subject):
         found = self.record.reply(key, lambda: self.engine.call("answer", **asked))
         tokens = tuple(found["tokens"])
         logprobs = tuple(found.get("logprobs", ()))
+        self.drafted += found.get("drafted", 0)
         spoken = self.reference.spoken(tokens, logprobs, "length")
         return Reply((spoken,), {"prompt_tokens": len(prompt_ids)})
 
@@ -93,7 +94,8 @@ class PeerSubject(Subject):
         return {**self._facts, "num_speculative_tokens": self.num_speculative_tokens}
 
     def limits(self) -> Iterator[str]:
-        yield f"{self._facts['name']} does not tell that it drafted: what never drafts would pass."
+        if not self.drafted:
+            yield f"{self._facts['name']} does not tell that it drafted: what never drafts would pass."
 
 
 @contextmanager
@@ -112,6 +114,8 @@ def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSub
         "threads": threads_in_use(),
         "draft_dir": None if draft is None else str(files_of(Checkpoint.open(draft))),
         "cache_dir": str(Path.home() / ".cache" / "forerun" / "peers"),
+        # What speculation changes is to be told from what quantization does.
+        "full_precision": True,
     }
     seed, count = request.effort.seed, request.speculation.num_speculative_tokens or _DEFAULT_TOKENS
     with RemoteEngine(name, name=name, python=request.outside.subject_python, **options) as engine:

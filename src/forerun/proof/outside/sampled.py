@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -230,16 +231,18 @@ def _draw(
 ) -> tuple[list[tuple[list[SampledAnswer], list[SampledAnswer]]], int]:
     """Sampled answers by prompt, on and off in turn, and their number on each side."""
     started, done = perf_counter(), 0
-    pairs: list[tuple[list[SampledAnswer], list[SampledAnswer]]] = [([], []) for _ in prompts]
-    while done < count and (not done or seconds is None or perf_counter() - started < seconds):
-        for prompt, pair in zip(prompts, pairs, strict=True):
-            for subject, answers in zip(subjects, pair, strict=True):
-                replies = subject.ask([prompt] * AT_ONCE, body, AT_ONCE)
-                answers += [_answer(reply.first) for reply in replies]
-            done += AT_ONCE
+    few = prompts[: max(count // AT_ONCE, 1)]
+    pairs: list[tuple[list[SampledAnswer], list[SampledAnswer]]] = [([], []) for _ in few]
+    for prompt, pair in cycle(zip(few, pairs, strict=True)):
+        for subject, answers in zip(subjects, pair, strict=True):
+            replies = subject.ask([prompt] * AT_ONCE, body, AT_ONCE)
+            answers += [_answer(reply.first) for reply in replies]
+        done += AT_ONCE
         report("sampled", min(done, count), count)
+        if done >= count or (seconds is not None and perf_counter() - started > seconds):
+            break
     report("sampled", 1, 1)
-    return pairs, done
+    return [pair for pair in pairs if pair[0]], done
 
 
 def _answer(spoken: Spoken) -> SampledAnswer:
