@@ -34,7 +34,7 @@ from forerun.core import Batch, LogitsFor
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
-from forerun.models.placement import STORED
+from forerun.models.run_config import STORED
 from forerun.models.running import common_prefix
 from forerun.report.machine import versions
 

@@ -20,7 +20,7 @@ from benchmarks.shapes import build
 from forerun.bench.forwards import Forwards, forward_bytes, use_threads
 from forerun.models.cpu import CpuModel
 from forerun.models.cpu.cache import CpuCache
-from forerun.models.placement import with_kv_dtype
+from forerun.models.run_config import with_kv_dtype
 
 DTYPES = ("bf16", "int8", "int4")
 

@@ -27,7 +27,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.models.cpu import CpuModel
-from forerun.models.placement import KERNEL_PRECISIONS
+from forerun.models.run_config import KERNEL_PRECISIONS
 from forerun.params import SamplingParams
 from forerun.policies.base import USUAL_LENGTH
 

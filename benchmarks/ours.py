@@ -24,7 +24,7 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.measure.paired import Run
 from forerun.models.cpu import CpuModel
-from forerun.models.placement import draft_precision, with_kv_dtype
+from forerun.models.run_config import draft_precision, with_kv_dtype
 from forerun.params import SamplingParams
 
 MAX_CONTEXT = 2048

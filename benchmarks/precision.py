@@ -23,7 +23,7 @@ from forerun.bench.forwards import use_threads
 from forerun.core import Batch
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
-from forerun.models.placement import KERNEL_PRECISIONS, STORED
+from forerun.models.run_config import KERNEL_PRECISIONS, STORED
 from forerun.models.zoo import ZOO_MODELS
 from forerun.proof.prompts import held_out_prompts
 from forerun.report.markdown import as_markdown

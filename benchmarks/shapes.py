@@ -16,7 +16,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.cpu import CpuModel
 from forerun.models.hub import Location
 from forerun.models.layouts import layout_of
-from forerun.models.placement import STORED
+from forerun.models.run_config import STORED
 from forerun.models.stored import StoredDirectory
 from forerun.models.zoo import PACKAGED, is_packaged
 

@@ -21,7 +21,7 @@ from benchmarks.questions import CATEGORIES
 from forerun import _native
 from forerun.compression import METHODS
 from forerun.drafters import DRAFTERS
-from forerun.models.placement import KERNEL_PRECISIONS
+from forerun.models.run_config import KERNEL_PRECISIONS
 from forerun.policies import POLICIES
 from forerun.verification import RULES
 from tests.helpers.documents import GENERATED, PAGES, ROOT, blocks_of, read

@@ -25,8 +25,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.parts import TimedRound
 from forerun.errors import ConfigError, ForerunError
 from forerun.measure.attribution import first_difference
-from forerun.models.placement import resolve_device
 from forerun.params import SamplingParams
+from forerun.placement import resolve_device
 
 PLAIN = "plain"
 NUM_SPECULATIVE_TOKENS = 4

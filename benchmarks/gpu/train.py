@@ -18,8 +18,8 @@ from benchmarks.gpu.tokens import unpack
 from forerun.contracts import CausalLM
 from forerun.errors import ConfigError
 from forerun.files import atomic_path, read_text, write_text
-from forerun.models.placement import Placement
 from forerun.options import pick
+from forerun.placement import Placement
 from forerun.training.conversations import RECORDS
 from forerun.training.drafter_run import DrafterRun
 from forerun.training.loop import Trainer

@@ -57,7 +57,7 @@ def _engines(
     request: KvRequest, checkpoint: Checkpoint, settings: Sequence[CacheSetting]
 ) -> list[Engine]:
     """An engine for each setting; those that differ in what is evicted alone share a model."""
-    place, loaded, engines = request.model, dict[str, Engine](), []
+    place, loaded, engines = request.model.placement, dict[str, Engine](), []
     for setting in settings:
         if setting.kv_dtype not in loaded:
             loaded[setting.kv_dtype] = load(

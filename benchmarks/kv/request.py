@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from forerun.compression import METHODS, NO_COMPRESSION, Compression, KeptTokens
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.errors import ConfigError
 from forerun.options import UNIQUE, FileName, changes, option, options, part
 

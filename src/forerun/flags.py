@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any, TypeVar
 
 from forerun.errors import ConfigError, UnknownNameError
@@ -109,7 +109,7 @@ def _as_part(flag: Flag, default: Any, inner: Part) -> Flag:
             requires=flag.use.requires or inner.requires,
             argument=flag.name == inner.argument,
         ),
-        default=getattr(default, flag.name),
+        default=reduce(getattr, flag.path, default),
         schema={**flag.schema, "description": text},
     )
 
@@ -183,12 +183,8 @@ def request_from(kind: type[T], given: Given) -> T:
     for flag in flags:
         rivals = [other.name for other in flags if {*other.use.excludes} & {*flag.use.requires}]
         _check_use(flag, rivals, settled, defaults)
-    declared = kind.__pydantic_fields__  # type: ignore[attr-defined]  # made by `options`
-    values: dict[str, Any] = {}
     try:
-        for name, info in declared.items():
-            values |= _built(info, name, flags, settled)
-        return kind(**values)
+        return kind(**_values(kind, None, flags, settled))
     except ConfigError as error:
         refusal = named(error, settled)
     raise refusal
@@ -202,16 +198,29 @@ def named(error: ConfigError, given: Given) -> ConfigError:
     return type(error)(given.written(option[1]) + str(error).removeprefix(option[1]))
 
 
-def _built(info: Any, name: str, flags: Sequence[Flag], given: Given) -> dict[str, Any]:
-    """Value of a field of a request by its name; nothing where the default remains."""
-    inner = marked(info, Part)
-    if inner is None:
-        return {name: given.values[name]} if name in given.values else {}
-    default = info.get_default(call_default_factory=True)
-    if inner.build is not None:
-        return {name: inner.build(default, given)}
-    own = [flag for flag in flags if flag.path[0] == name and flag.name in given.values]
-    return {name: replace(default, **{flag.path[-1]: given.values[flag.name] for flag in own})}
+def _values(kind: Any, default: Any, flags: Iterable[Flag], given: Given) -> dict[str, Any]:
+    """Values of a class's fields, by name; a field that is no part and was not given has none.
+
+    Args:
+        default: the object that they will replace values of; None for a request.
+        flags: options of the class, with paths from its fields on.
+    """
+    values: dict[str, Any] = {}
+    for name, info in kind.__pydantic_fields__.items():
+        own = [replace(flag, path=flag.path[1:]) for flag in flags if flag.path[0] == name]
+        inner = marked(info, Part)
+        if inner is None:
+            for flag in own:
+                if flag.name in given.values:
+                    values[name] = given.values[flag.name]
+            continue
+        usual = info.get_default(call_default_factory=True)
+        held = usual if default is None else getattr(default, name)
+        if inner.build is not None:
+            values[name] = inner.build(held, given)
+        else:
+            values[name] = replace(held, **_values(type(held), held, own, given))
+    return values
 
 
 def _check_use(

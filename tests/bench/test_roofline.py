@@ -51,9 +51,10 @@ from forerun.bench.roofline.report import (
 from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.hardware import HARDWARE
 from forerun.costs.shapes import SHAPES, read_shape
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.errors import CheckpointError, ConfigError, UnknownNameError
 from forerun.models.architecture import read_architecture
+from forerun.placement import Placement
 from forerun.report.plot import figure_of
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import write_model
@@ -235,7 +236,7 @@ def test_every_backend_is_timed(backend: str, tmp_path: Path) -> None:
     GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
     models = ["tiny"] if backend == "kernels" else ["tiny", str(tmp_path / "neox")]
     for name in models:
-        model = ModelOptions(name, dtype="fp32", device="cpu", backend=backend, threads=1)
+        model = ModelOptions(name, placement=Placement("fp32", "cpu", backend), threads=1)
         request = replace(SMALL, model=model, draft_model=None, contexts=(16,))
         target, draft = load_models(request)
         roofline = measure(request, target, draft)

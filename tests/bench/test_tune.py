@@ -10,11 +10,12 @@ from forerun.bench.pairs import summarize
 from forerun.bench.settings import DEFAULT, Axes, cross
 from forerun.bench.tune import TuneRequest, config_values
 from forerun.bench.verdict import verdicts
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.errors import ConfigError
+from forerun.placement import Placement
 from tests.helpers.bench_rows import made_row
 
-REQUEST = TuneRequest(model=ModelOptions(model="zoo", kv_dtype="int8"))
+REQUEST = TuneRequest(model=ModelOptions(model="zoo", placement=Placement(kv_dtype="int8")))
 MEASURED_AT = {"model": "zoo", "kv-dtype": "int8", "temperature": 0.5}
 SUFFIX = {"method": "suffix", "num-speculative-tokens": 6}
 

@@ -10,11 +10,11 @@ import pytest
 
 from forerun.cli.generate import USUAL, GenerateRequest
 from forerun.cli.main import application, every_command
-from forerun.engine import model_options
+from forerun.engine import options
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.load import load
+from forerun.engine.options import OWN_SECTIONS
 from forerun.engine.resolve import choose
-from forerun.engine.speculation_options import OWN_SECTIONS
 from forerun.flags import flags_of
 from forerun.models.zoo import PACKAGED
 from forerun.params import SamplingParams
@@ -162,8 +162,8 @@ def test_the_default_model_is_smollm2_where_it_is_installed(
     package: ModuleSpec | None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = {PACKAGED["smollm2"].package: package}
-    monkeypatch.setattr(model_options, "find_spec", installed.__getitem__)
-    assert model_options.default_model() == name
+    monkeypatch.setattr(options, "find_spec", installed.__getitem__)
+    assert options.default_model() == name
 
 
 def test_every_command_has_the_same_default_model() -> None:
@@ -176,7 +176,7 @@ def test_every_command_has_the_same_default_model() -> None:
     }
     runs = ("bench", "chat", "demo", "generate", "info", "prove", "roofline", "tune")
     assert {*runs, "serve", "train data"} == defaults.keys()
-    assert set(defaults.values()) == {model_options.DEFAULT_MODEL}
+    assert set(defaults.values()) == {options.DEFAULT_MODEL}
 
 
 def test_a_mistyped_variable_is_noticed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

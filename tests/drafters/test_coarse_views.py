@@ -13,8 +13,8 @@ from forerun.core import Request, View
 from forerun.drafters.self_sparse import SelfSparseDrafter
 from forerun.errors import CacheError
 from forerun.models import Checkpoint
-from forerun.models.placement import Placement
 from forerun.params import SamplingParams
+from forerun.placement import Placement
 from tests.helpers.against_plain import accepted
 from tests.helpers.backends import BACKENDS
 from tests.helpers.covering import covering

@@ -23,8 +23,9 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, MemoryLimitError
 from forerun.measure.attribution import NUMERICS, first_difference
-from forerun.models.placement import Placement, resolve
+from forerun.models.run_config import resolve
 from forerun.params import SamplingParams
+from forerun.placement import Placement
 from forerun.randomness import Randomness
 from forerun.testing import ToyModel, TreeDrafter, check_drafter
 from tests import matrix

@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.contracts import CausalLM
 from forerun.core import Batch, ForwardOutput
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.placement import RunConfig
+from forerun.models.run_config import RunConfig
 from tests.helpers.layered import LayeredToyModel
 
 VARIABLE = "FORERUN_TEST_DEVICE"

@@ -18,8 +18,9 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import CacheError, ConfigError, SessionError, UnknownNameError
 from forerun.models import Checkpoint
 from forerun.models.checkpoint import loading_once
-from forerun.models.placement import KV_DTYPES, Placement, resolve, with_kv_dtype
+from forerun.models.run_config import resolve, with_kv_dtype
 from forerun.params import SamplingParams
+from forerun.placement import KV_DTYPES, Placement
 from tests.helpers.backends import BACKENDS, needs_kernels
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import last_of

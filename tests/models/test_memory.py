@@ -14,7 +14,7 @@ from forerun.engine.engine import Engine
 from forerun.errors import MemoryLimitError, UnsupportedModelError
 from forerun.models import Placement, RunConfig, available_bytes, describe, model_from_tensors
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
-from forerun.models.placement import resolve
+from forerun.models.run_config import resolve
 from forerun.params import SamplingParams
 from tests.helpers.backends import needs_kernels
 from tests.helpers.covering import covering

@@ -11,12 +11,12 @@ import torch
 from forerun import _native
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.models import Checkpoint, CpuModel, Placement, RunConfig, describe, load_model
-from forerun.models.placement import (
+from forerun.models.run_config import (
     KERNEL_PRECISIONS,
-    PRECISIONS,
     draft_precision,
     resolve,
 )
+from forerun.placement import PRECISIONS
 from forerun.processor import last_level_cache
 from tests.helpers.backends import needs_kernels
 from tests.helpers.tiny_models import tiny_config

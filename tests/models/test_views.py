@@ -13,7 +13,7 @@ from forerun.models import Checkpoint, load_model
 from forerun.models.block_choice import BlockChoice
 from forerun.models.cpu.cache import CpuCache
 from forerun.models.cpu.model import CpuModel
-from forerun.models.placement import Placement
+from forerun.placement import Placement
 from tests.helpers.backends import needs_kernels, on_both
 from tests.helpers.forwards import run
 from tests.helpers.kernel_models import PRECISIONS

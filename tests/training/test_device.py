@@ -12,7 +12,7 @@ import torch
 
 from forerun.contracts import CausalLM
 from forerun.heads.files import HeadFiles
-from forerun.models.placement import RunConfig
+from forerun.models.run_config import RunConfig
 from forerun.training.drafter_run import RECIPES, DrafterRun
 from forerun.training.result import TrainingReport
 from tests.helpers.drafter_runs import run_of, save_data, save_target

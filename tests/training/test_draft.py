@@ -16,7 +16,7 @@ from forerun.core import Batch
 from forerun.errors import CheckpointError, TrainingError
 from forerun.heads.files import HeadFiles
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.placement import RunConfig
+from forerun.models.run_config import RunConfig
 from forerun.training.conversations import Example, ExampleBatch
 from forerun.training.draft import TextObjective
 from forerun.training.objective import mean_of

@@ -26,7 +26,7 @@ from forerun.contracts import Policy
 from forerun.core import Stats
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.engine.model_options import CONTEXT_STEP
+from forerun.engine.options import CONTEXT_STEP
 from forerun.errors import ConfigError
 from forerun.files import CACHE_VARIABLE
 from forerun.measure.attribution import first_difference

@@ -16,7 +16,7 @@ from forerun.costs.shapes import read_shape
 from forerun.errors import ConfigError
 from forerun.models.cpu import CpuModel, set_num_threads, shared_pool
 from forerun.models.hf import HFModel
-from forerun.models.placement import DTYPES
+from forerun.models.run_config import DTYPES
 from forerun.models.running import PREFILL_CHUNK, prefill
 from forerun.models.transformer import Transformer
 from forerun.processor import last_level_cache

@@ -13,7 +13,7 @@ from forerun.bench.settings import Axes
 from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.measure.questions import FILES, Question, read_questions
 from forerun.options import UNIQUE, FileName, known, option, options, part, schema_of

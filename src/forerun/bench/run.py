@@ -17,7 +17,7 @@ from forerun.bench.runs import Prepared
 from forerun.bench.session import BenchSession
 from forerun.bench.settings import DEFAULT, Crossed, Setting, cross, likely_methods
 from forerun.engine.engine import Engine
-from forerun.engine.speculation_options import with_method_options
+from forerun.engine.options import with_method_options
 from forerun.errors import ConfigError, PromptError, counted
 from forerun.files import cache_folder, check_writable
 from forerun.measure.ledger import Ledger
@@ -25,7 +25,6 @@ from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
 from forerun.models.checkpoint import loading_once
 from forerun.models.cpu.threads import threads_in_use
-from forerun.models.placement import Placement
 from forerun.options import changes
 from forerun.params import SamplingParams, in_words
 from forerun.progress import say
@@ -186,7 +185,7 @@ def measuring(
 
 def _peer(name: str, request: BenchRequest, workshop: Workshop, crossed: Crossed) -> RemoteEngine:
     """One of the engines of `--against`, with the models of this run."""
-    precision = workshop.checkpoint.run_config(Placement(**workshop.placement)).precision
+    precision = workshop.checkpoint.run_config(request.model.placement).precision
     models = [s.config.model for s in crossed.settings if s.config.method == "draft_model"]
     drafts = [files_of(Checkpoint.open(model)) for model in models if model is not None]
     # One precision is that of both.
@@ -222,8 +221,8 @@ def _facts(
     request: BenchRequest, plain: Engine, prepared: Prepared, params: SamplingParams
 ) -> dict[str, str]:
     machine = hardware(plain.target.device)
-    model = request.model
-    placed = f"backend {model.backend}, dtype {model.dtype}, kv_dtype {model.kv_dtype}"
+    placement = request.model.placement
+    placed = f"backend {placement.backend}, dtype {placement.dtype}, kv_dtype {placement.kv_dtype}"
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
     options = in_words(replace(params, temperature=1.0)).removeprefix("temperature 1")
     ends = ", end of text ignored" if params.ignore_eos else ""

@@ -87,7 +87,8 @@ def config_values(
     """Options of the recommended setting and of its measurement, by the names of their flags."""
     model = request.model
     values: dict[str, Any] = {"model": model.model}
-    values |= {n: getattr(model, n) for n in ("dtype", "kv_dtype") if getattr(model, n) != "auto"}
+    own = vars(model.placement)
+    values |= {n: own[n] for n in ("dtype", "kv_dtype") if own[n] != "auto"}
     values["temperature"] = verdict.temperature
     if request.sampling.seed is not None:
         values["seed"] = request.sampling.seed

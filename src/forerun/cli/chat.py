@@ -12,9 +12,8 @@ from forerun.cli.session import open_session, restore
 from forerun.compression import Compression
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions, speculation
 from forerun.engine.resolve import Resolved, choose
-from forerun.engine.speculation_options import speculation
 from forerun.errors import ConfigError, PromptError
 from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams, sampling, settled

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.engine.resolve import choose
-from forerun.options import option, options, part, schema_of
+from forerun.flags import flags_of
+from forerun.options import option, options, part
 from forerun.progress import say
 from forerun.report.result import DEFECT_FOUND, Result
 
@@ -61,7 +62,7 @@ class DemoRequest:
     model: ModelOptions = part(
         default=ModelOptions,
         section="Model",
-        without=[name for name in schema_of(ModelOptions) if name != "model"],
+        without=[flag.name for flag in flags_of(ModelOptions) if flag.name != "model"],
     )
     max_tokens: int | None = option(
         default=None,

@@ -19,9 +19,8 @@ from forerun.cli.session import keep, keep_what_there_is, open_session, restore
 from forerun.compression import Compression
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, context_of
+from forerun.engine.options import ModelOptions, context_of, settings_of, speculation
 from forerun.engine.resolve import Resolved, choose
-from forerun.engine.speculation_options import settings_of, speculation
 from forerun.errors import ConfigError
 from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams, sampling, settled

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, context_of
+from forerun.engine.options import ModelOptions, context_of
 from forerun.engine.resolve import choose
 from forerun.errors import CheckpointError
 from forerun.files import size_text
@@ -84,7 +84,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:
     from forerun import _native
     from forerun.models import CpuModel, HFModel, Transformer
-    from forerun.models.placement import STORED
+    from forerun.models.run_config import STORED
 
     exactness = {
         "kernels": CpuModel.exactness,

@@ -12,6 +12,7 @@ from forerun.contracts import CausalLM, ChainRequest, DrafterSetup, drafts_chain
 from forerun.core import CONTEXT_FULL, MOST_NODES, Draft, Drawing, Plan, Request
 from forerun.drafters.base import BaseDrafter, drafts_of, fits_one_call
 from forerun.options import known, options
+from forerun.placement import PRECISIONS
 
 # Modules that need torch are imported where they are used: options and help are read without it.
 if TYPE_CHECKING:
@@ -25,17 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _precisions() -> tuple[str, ...]:
-    from forerun.models.placement import PRECISIONS
-
-    return ("auto", *PRECISIONS)
-
-
 @options
 class DraftModelOptions:
     """Precision of the draft model, which is loaded before the drafter is built."""
 
-    draft_dtype: Annotated[str, known("draft_dtype", _precisions)] = Field(
+    draft_dtype: Annotated[str, known("draft_dtype", lambda: ("auto", *PRECISIONS))] = Field(
         default="auto",
         description="Precision of the draft model: auto (as stored, on the CPU kernels int8 or int4), fp32, "
         "bf16, fp16, int8 or int4.",

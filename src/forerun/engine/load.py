@@ -16,7 +16,7 @@ from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.translation import Translation
 from forerun.engine.engine import Engine
-from forerun.engine.model_options import DEFAULT_MODEL, context_of
+from forerun.engine.options import DEFAULT_MODEL, context_of
 from forerun.engine.resolve import (
     LoadOptions,
     Resolved,
@@ -32,8 +32,9 @@ from forerun.heads.files import HeadFiles, open_head
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.in_memory import LoadedModel, is_model
 from forerun.models.memory import MemoryNeed, check_memory, memory_need
-from forerun.models.placement import Placement, RunConfig
+from forerun.models.run_config import RunConfig
 from forerun.options import Text, check
+from forerun.placement import Placement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.files import size_text
 from forerun.options import FileName, Text, option, options, part
 from forerun.report.result import DEFECT_FOUND, Result

@@ -16,7 +16,7 @@ from forerun.contracts import Drafter, Policy
 from forerun.core import FinishReason
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.engine.model_options import DEFAULT_CONTEXT
+from forerun.engine.options import DEFAULT_CONTEXT
 from forerun.engine.resolve import Speculative
 from forerun.errors import ConfigError, PromptError, shown
 from forerun.hf.settings import (

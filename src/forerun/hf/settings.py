@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.engine.model_options import DEFAULT_CONTEXT
+from forerun.engine.options import DEFAULT_CONTEXT
 from forerun.errors import ConfigError
 from forerun.params import TokenMask
 

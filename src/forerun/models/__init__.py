@@ -7,8 +7,9 @@ from forerun.models.checkpoint import Checkpoint, load_model, model_from_tensors
 from forerun.models.cpu import CpuModel
 from forerun.models.hf import HFModel
 from forerun.models.memory import available_bytes, describe
-from forerun.models.placement import Placement, RunConfig
+from forerun.models.run_config import RunConfig
 from forerun.models.transformer import Transformer
+from forerun.placement import Placement
 
 __all__ = [
     "Checkpoint",

@@ -24,10 +24,9 @@ from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
 from forerun.models.memory import ModelSummary, describe, kernel_bytes, stored_bytes
-from forerun.models.placement import (
+from forerun.models.run_config import (
     STORED,
     DeviceMemory,
-    Placement,
     RunConfig,
     draft_precision,
     resolve,
@@ -45,6 +44,7 @@ from forerun.models.stacked import taken_apart
 from forerun.models.stored import StoredModel, stored_at
 from forerun.models.transformer import Transformer
 from forerun.models.zoo import PACKAGED, is_packaged
+from forerun.placement import Placement
 
 # Models that are shared within `loading_once`, by their settings.
 _loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", default=None)

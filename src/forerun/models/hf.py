@@ -21,7 +21,7 @@ from forerun.models.architecture import LAYER_KINDS, is_causal
 from forerun.models.config import one_line
 from forerun.models.hf_cache import HFCache, Operation, find_head, probe
 from forerun.models.layers import check_view
-from forerun.models.placement import DeviceMemory, dtype_name
+from forerun.models.run_config import DeviceMemory, dtype_name
 
 
 class HFModel:

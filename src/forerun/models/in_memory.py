@@ -16,9 +16,10 @@ from forerun.models.checkpoint import Checkpoint, build
 from forerun.models.config import check_config, check_end_tokens, sampling_defaults
 from forerun.models.hf import HFModel, refuse_unsupported
 from forerun.models.hub import Location
-from forerun.models.placement import Placement, RunConfig, dtype_name, resolve, with_kv_dtype
+from forerun.models.run_config import RunConfig, dtype_name, resolve, with_kv_dtype
 from forerun.models.sources import Source, TensorSource, with_own_head
 from forerun.models.stacked import taken_apart
+from forerun.placement import Placement
 
 
 def is_model(value: Any) -> bool:

@@ -17,7 +17,7 @@ from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.config import layer_configs, one_line
 from forerun.models.hf import max_context, refuse_unsupported
 from forerun.models.layouts import Layout, layout_of
-from forerun.models.placement import DTYPES, RunConfig
+from forerun.models.run_config import DTYPES, RunConfig
 from forerun.processor import memory_left
 
 

@@ -28,8 +28,8 @@ from forerun.models.attention import (
 )
 from forerun.models.families import CLAMPED_SWIGLU
 from forerun.models.layers import check_evicts, layers_to_run
-from forerun.models.placement import DeviceMemory, dtype_name
 from forerun.models.rope import Rotation, rotary_tables, rotated_to
+from forerun.models.run_config import DeviceMemory, dtype_name
 
 
 class Transformer:

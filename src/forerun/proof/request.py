@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from forerun.compression import Compression
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions, context_of
+from forerun.engine.options import ModelOptions, context_of, settings_of, speculation
 from forerun.engine.resolve import Resolved, choose
-from forerun.engine.speculation_options import settings_of, speculation
 from forerun.errors import CheckpointError, ConfigError
 from forerun.files import check_writable, write_file
 from forerun.flags import settings_in
 from forerun.measure.questions import FILES, read_questions
 from forerun.options import FileName, option, options, part
 from forerun.params import SamplingParams
+from forerun.placement import Placement
 from forerun.proof.effort import DEFAULT_BATCH, DEFAULT_PROMPT_TOKENS, Effort
 from forerun.proof.outside.options import Outside
 from forerun.report.result import Result
@@ -64,7 +64,9 @@ class ProveRequest:
     batch_size: int = option(
         default=DEFAULT_BATCH, ge=1, le=2**16, description="Outputs generated at once."
     )
-    model: ModelOptions = part(default=ModelOptions(dtype="fp32"), section="Model")
+    model: ModelOptions = part(
+        default=ModelOptions(placement=Placement(dtype="fp32")), section="Model"
+    )
     prefix_reuse: bool = option(
         default=True,
         description="A prompt that begins like an earlier request's text runs only the rest.",

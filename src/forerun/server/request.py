@@ -11,9 +11,8 @@ from pydantic import Field
 
 from forerun.compression import Compression
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions, speculation
 from forerun.engine.resolve import choose
-from forerun.engine.speculation_options import speculation
 from forerun.errors import ConfigError
 from forerun.files import read_text
 from forerun.options import FileName, Text, option, options, part

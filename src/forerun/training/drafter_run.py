@@ -17,7 +17,7 @@ from forerun.errors import TrainingError
 from forerun.files import lock, printable, reason
 from forerun.heads.files import BY_RANK, CARD, OWN, open_head, write_head
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.placement import Placement
+from forerun.placement import Placement
 from forerun.progress import say
 from forerun.training.conversations import (
     BatchStream,

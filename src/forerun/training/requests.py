@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from forerun.engine.chat import TemplateOptions
-from forerun.engine.model_options import ModelOptions, set_threads
+from forerun.engine.options import ModelOptions, set_threads
 from forerun.errors import TrainingError, shown
 from forerun.files import printable
 from forerun.flag_values import from_variables

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.engine.config import SpeculativeConfig
-from forerun.engine.model_options import ModelOptions
+from forerun.engine.options import ModelOptions
 from forerun.errors import ConfigError, EndpointError
 from forerun.params import SamplingParams
 from forerun.proof.effort import Effort

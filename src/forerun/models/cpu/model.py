@@ -38,8 +38,8 @@ from forerun.models.cpu.threads import shared_pool, thread_pool
 from forerun.models.cpu.weights import chunks, describe_shape
 from forerun.models.layers import check_evicts, layers_to_run
 from forerun.models.layouts import layout_of
-from forerun.models.placement import KERNEL_PRECISIONS, STORED
 from forerun.models.rope import rotary_tables, rotated_to
+from forerun.models.run_config import KERNEL_PRECISIONS, STORED
 from forerun.models.sources import CodedSource, Source, loading, match_keys
 
 if TYPE_CHECKING:

@@ -1,111 +1,27 @@
-"""Names of precisions, devices and backends, the meaning of `auto`, and what a device and a model lack."""
+"""Settings that a model runs with: the meaning of `auto`, and what a device or a model lacks."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field
 
 from forerun import _native
 from forerun.costs.precision import CODED, QUANTIZED, group_of
-from forerun.errors import ConfigError, MemoryLimitError, UnknownNameError
-from forerun.options import known, options
+from forerun.errors import ConfigError, MemoryLimitError
+from forerun.placement import DTYPES as NAMES
+from forerun.placement import Placement, resolve_device
 from forerun.processor import last_level_cache
 
 if TYPE_CHECKING:
     from forerun.contracts import CausalLM
 
-DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-}
-_LONG_NAMES = {
-    **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()},
-    "half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-}
-PRECISIONS = (*DTYPES, *QUANTIZED)
-DEVICES = ("auto", "cpu", "cuda", "mps")
-BACKENDS = ("auto", "kernels", "torch")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, full) for name, full in NAMES.items()}
 # Precision of quantized weights that the kernels hold as in their file, matrix by matrix.
 STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
-KV_DTYPES = ("auto", "fp32", "bf16", "int8", "int4")
-
-
-def resolve_device(name: str = "auto") -> torch.device:
-    """The device called `name`: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the fastest available.
-
-    Raises:
-        UnknownNameError: for a name that does not exist.
-        ConfigError: for a device that this machine or this build of torch lacks.
-    """
-    if name == "auto":
-        best = "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() else best)
-    kind, colon, index = name.partition(":")
-    numbered = kind in ("cuda", "mps") and index.isascii() and index.isdecimal()
-    if kind not in DEVICES or (colon and not numbered):
-        raise UnknownNameError("device", name, DEVICES)
-    if kind == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(index[:9] or 0) >= count:
-            raise ConfigError(
-                f"device {name!r} is not available: torch {torch.__version__} sees {count} CUDA "
-                "devices; use 'auto' or 'cpu'."
-            )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            "device 'mps' is not available: it needs macOS on Apple silicon; use 'cpu'."
-        )
-    return torch.device(name)
-
-
-def _there(name: str) -> str:
-    resolve_device(name)
-    return name
-
-
-def _short_dtype(value: Any) -> Any:
-    """The short name of a dtype of torch, given as a dtype or by its long name."""
-    full = str(value) if isinstance(value, torch.dtype) else value
-    return _LONG_NAMES.get(full.removeprefix("torch."), full) if isinstance(full, str) else full
-
-
-def _device_name(value: Any) -> Any:
-    return str(value) if isinstance(value, torch.device) else value
-
-
-@options
-class Placement:
-    """The user's choice of precision, device and backend for a model."""
-
-    dtype: Annotated[
-        str, known("dtype", lambda: ("auto", *PRECISIONS)), BeforeValidator(_short_dtype)
-    ] = Field(
-        default="auto",
-        description="Precision: auto (as stored), fp32, bf16, fp16, or on the CPU kernels int8 or "
-        "int4.",
-    )
-    device: Annotated[str, AfterValidator(_there), BeforeValidator(_device_name)] = Field(
-        default="auto", description="auto (the fastest that is there), cpu, cuda, cuda:1 or mps."
-    )
-    backend: Annotated[str, known("backend", lambda: BACKENDS)] = Field(
-        default="auto",
-        description="kernels (forerun's own, on the CPU), torch, or auto: the kernels where they can "
-        "run the model.",
-    )
-    kv_dtype: Annotated[str, known("kv_dtype", lambda: KV_DTYPES)] = Field(
-        default="auto",
-        description="Precision of the target's keys and values: auto (that of the weights, or bf16 of "
-        "quantized ones), fp32, bf16, int8 or int4; it is part of the model, as that of weights is.",
-    )
 
 
 @dataclass(frozen=True)
@@ -113,10 +29,10 @@ class RunConfig:
     """Settings that a model runs with.
 
     Args:
-        precision: precision of its weights, one of PRECISIONS or STORED.
+        precision: precision of its weights, one of `forerun.placement.PRECISIONS`, or STORED.
         backend: `kernels` or `torch`.
         device: device of weights and caches.
-        kv_dtype: precision of keys and values, one of KV_DTYPES.
+        kv_dtype: precision of keys and values, one of `forerun.placement.KV_DTYPES`.
         context: tokens of the longest text, see `forerun.models.architecture.for_context`.
     """
 
@@ -249,7 +165,7 @@ def with_kv_dtype(model: Model, kv_dtype: str) -> Model:
 
     Args:
         model: a model on forerun's own decoder.
-        kv_dtype: one of `forerun.models.placement.KV_DTYPES`.
+        kv_dtype: one of `forerun.placement.KV_DTYPES`.
 
     Raises:
         ConfigError: for heads that no group of int8 or int4 divides.
