@@ -82,7 +82,7 @@ def compare(name: str, texts: Sequence[Sequence[int]], size: int) -> list[Row]:
     """All precisions of a model on texts of `size` bytes in total."""
     rows: list[Row] = []
     exact: Score | None = None
-    stored = Checkpoint.open(name).stored.quantized
+    stored = Checkpoint.open(name).quantized
     for precision in (*KERNEL_PRECISIONS, *((STORED,) if stored else ())):
         model = build(name, precision)
         result = score(model, texts)

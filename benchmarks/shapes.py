@@ -17,7 +17,6 @@ from forerun.models.cpu import CpuModel
 from forerun.models.hub import Location
 from forerun.models.layouts import layout_of
 from forerun.models.run_config import STORED
-from forerun.models.stored import StoredDirectory
 from forerun.models.zoo import PACKAGED, is_packaged
 
 # 32k, and what is checked behind it.
@@ -91,21 +90,11 @@ class RandomSource:
         return numbers[offset : offset + count].view(-1, shape[1])
 
 
-class StoredShape(StoredDirectory):
+class RandomCheckpoint(Checkpoint):
     """A shape with random weights, as if it were stored."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(Path(name))
-        self._shape = RANDOM_SHAPES[name]
-
-    def config(self) -> Any:
-        return config_of(self._shape)
-
-    def architecture(self, config: Any) -> Architecture:
-        return read_architecture(config)
-
-    def source(self, config: Any) -> RandomSource:
-        return RandomSource(read_architecture(config))
+    def source(self) -> RandomSource:
+        return RandomSource(read_architecture(self.config))
 
 
 def open_model(name: str) -> Checkpoint:
@@ -116,8 +105,7 @@ def open_model(name: str) -> Checkpoint:
         CheckpointError: for a checkpoint that cannot be read, or where the zoo is missing.
     """
     if name in RANDOM_SHAPES:
-        stored = StoredShape(name)
-        return Checkpoint(name, Location(Path(name)), stored, stored.config())
+        return RandomCheckpoint(name, Location(Path(name)), config_of(RANDOM_SHAPES[name]))
     return Checkpoint.open(name)
 
 
@@ -132,6 +120,6 @@ def build(name: str, precision: str) -> CpuModel:
     if name not in RANDOM_SHAPES and not is_packaged(name) and not Path(name).exists():
         raise UnknownNameError("model", name, MODELS)
     checkpoint = open_model(name)
-    if precision == STORED and not checkpoint.stored.quantized:
+    if precision == STORED and not checkpoint.quantized:
         raise ConfigError(f"{name} is not quantized; give a precision other than {STORED!r}.")
     return CpuModel(checkpoint.architecture, checkpoint.source(), precision, name)

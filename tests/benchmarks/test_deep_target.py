@@ -62,7 +62,7 @@ def test_all_states_and_logits_are_the_same_bit_for_bit(
 
 def test_the_added_layers_are_stored_as_the_others_are(source: Path, tmp_path: Path) -> None:
     deep = write_deep(source, tmp_path / "deep.gguf", DEEP)
-    own, more = (Checkpoint.open(path).stored.header for path in (source, deep))  # type: ignore[attr-defined]
+    own, more = (Checkpoint.open(path).header for path in (source, deep))  # type: ignore[attr-defined]
     layers = {name for name in more.tensors if name.startswith(f"blk.{DEEP - 1}.")}
     assert len(more.tensors) == len(own.tensors) + (DEEP - OWN) * len(layers)
     for name in layers:
@@ -78,7 +78,7 @@ def test_the_added_layers_are_stored_as_the_others_are(source: Path, tmp_path: P
 def test_so_many_parameters(source: Path, tmp_path: Path) -> None:
     layers = layers_for(source, 0.02)
     deep = write_deep(source, tmp_path / "deep.gguf", layers)
-    tensors = Checkpoint.open(deep).stored.header.tensors  # type: ignore[attr-defined]
+    tensors = Checkpoint.open(deep).header.tensors  # type: ignore[attr-defined]
     assert sum(tensor.rows * tensor.shape[-1] for tensor in tensors.values()) == pytest.approx(
         2e7, rel=0.02
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.models import checkpoint, stored
+from forerun.models import checkpoint
 from tests.helpers.command_line import Cli, Write
 
 GENERATE = ("--prompt", "def add", "--temperature", "0", "--max-tokens", "4")
@@ -31,9 +31,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
 
         monkeypatch.setattr(module, name, counting)
 
-    watch(checkpoint, "locate")
-    for name in ("read_config", "read_end_tokens", "read_tokenizer"):
-        watch(stored, name)
+    for name in ("locate", "read_config", "read_end_tokens", "read_tokenizer"):
+        watch(checkpoint, name)
     return counted
 
 

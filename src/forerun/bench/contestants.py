@@ -281,5 +281,4 @@ def invited(
 
 def files_of(checkpoint: Checkpoint) -> Path:
     """The GGUF file or the folder of a model."""
-    location = checkpoint.with_weights().location
-    return location.file or location.directory
+    return checkpoint.with_weights().location.path

@@ -9,17 +9,22 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from forerun.contracts import CausalLM
 from forerun.errors import UnsupportedModelError
 from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, for_context, native, read_architecture
-from forerun.models.config import check_config
+from forerun.models.config import (
+    check_config,
+    read_config,
+    read_end_tokens,
+    read_sampling_defaults,
+)
 from forerun.models.cpu import CpuModel
-from forerun.models.gguf.source import GgufSource, Rounding, roundings
 from forerun.models.hf import load_adapter
 from forerun.models.hub import Location, locate
 from forerun.models.layouts import layout_of
@@ -34,17 +39,20 @@ from forerun.models.run_config import (
 )
 from forerun.models.sources import (
     CodedSource,
+    SafetensorsSource,
     Source,
     TensorSource,
-    match_keys,
+    has_weights,
     read_weights,
     with_own_head,
 )
 from forerun.models.stacked import taken_apart
-from forerun.models.stored import StoredModel, stored_at
+from forerun.models.tokenizer import has_tokenizer, read_tokenizer
 from forerun.models.transformer import Transformer
-from forerun.models.zoo import PACKAGED, is_packaged
 from forerun.placement import Placement
+
+if TYPE_CHECKING:
+    from forerun.models.gguf.source import Rounding
 
 # Models that are shared within `loading_once`, by their settings.
 _loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", default=None)
@@ -54,17 +62,20 @@ _loaded: ContextVar[dict[Hashable, CausalLM] | None] = ContextVar("loaded", defa
 class Checkpoint:
     """A model by name, with its parts, each read at its first use.
 
+    It is a directory in the form in which transformers saves a model; subclasses read other forms.
+
     Attributes:
         name: the name that the user gave; messages and reports use it.
         location: place of its files.
-        stored: reads its files.
         config: the checked config of transformers.
     """
 
     name: str
     location: Location
-    stored: StoredModel
     config: Any
+
+    quantized = False
+    """True if the kernels can hold the weights as stored; then `source` is a `CodedSource`."""
 
     @classmethod
     @never_lost()
@@ -81,9 +92,12 @@ class Checkpoint:
             UnsupportedModelError: for a model type that transformers does not know.
             ConfigError: for the revision of a directory, which has none.
         """
-        location = locate(name, revision)
-        stored = stored_at(location)
-        return cls(os.fspath(name), location, stored, stored.config())
+        location, named = locate(name, revision), os.fspath(name)
+        if location.file is None:
+            return Checkpoint(named, location, read_config(location.directory))
+        from forerun.models.gguf.checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint.read(named, location, location.file)
 
     @property
     def directory(self) -> Path:
@@ -107,7 +121,13 @@ class Checkpoint:
             raise UnsupportedModelError(
                 f"{self.name} ({self.config.model_type}) runs on transformers only."
             )
-        return self.stored.architecture(self.config)
+        return self._architecture()
+
+    def _architecture(self) -> Architecture:
+        """Architecture by the config, and by facts that only the weights show."""
+        shape = read_architecture(self.config)
+        here = shape.tied and has_weights(self.directory)
+        return with_own_head(shape, self.source()) if here else shape
 
     @cached_property
     def summary(self) -> ModelSummary:
@@ -118,7 +138,7 @@ class Checkpoint:
             CheckpointError: for a config from which no model can be made.
         """
         summary = describe(self.config, self.name, self.architecture if self.native else None)
-        if self.stored.quantized:
+        if self.quantized:
             layout = layout_of(self.architecture)
             formats = cast(CodedSource, self.source()).formats(layout)
             summary.weight_bytes[STORED] = int(stored_bytes(layout, formats))
@@ -131,7 +151,7 @@ class Checkpoint:
         Raises:
             CheckpointError: if they are not tokens of the vocabulary.
         """
-        return self.stored.end_tokens(self.config)
+        return read_end_tokens(self.directory, self.config)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
@@ -140,14 +160,12 @@ class Checkpoint:
         Raises:
             CheckpointError: for values that are not allowed.
         """
-        # The authors' advice on a packaged model stands in no field of its file.
-        packaged = PACKAGED[self.name].sampling if is_packaged(self.name) else {}
-        return {**packaged, **self.stored.sampling_defaults()}
+        return read_sampling_defaults(self.directory)
 
     @property
     def has_tokenizer(self) -> bool:
         """False if no tokenizer comes with the model, which then runs on token ids."""
-        return self.stored.has_tokenizer
+        return has_tokenizer(self.directory)
 
     @cached_property
     @never_lost()
@@ -157,7 +175,7 @@ class Checkpoint:
         Raises:
             CheckpointError: if its files are missing or broken.
         """
-        return self.stored.tokenizer(self.config)
+        return read_tokenizer(self.directory, self.config)
 
     @cached_property
     def held(self) -> list[Rounding]:
@@ -166,12 +184,7 @@ class Checkpoint:
         Raises:
             CheckpointError: for weights that cannot be read.
         """
-        if not self.stored.quantized:
-            return []
-        layout = layout_of(self.architecture)
-        source = cast(GgufSource, self.source())
-        match_keys(source, layout)
-        return roundings(source, layout)
+        return []
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -180,9 +193,8 @@ class Checkpoint:
             return (
                 "config.json ties the output head to the embedding, but the weights hold another "
                 "head, which is used.",
-                *self.stored.notes,
             )
-        return self.stored.notes
+        return ()
 
     def source(self) -> Source:
         """The model's weights, none of which is read yet.
@@ -190,7 +202,16 @@ class Checkpoint:
         Raises:
             CheckpointError: if they are missing or broken.
         """
-        return self.stored.source(self.config)
+        return taken_apart(SafetensorsSource(self.directory))
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """Type of the weights; None if it is unknown."""
+        known = self.config.dtype
+        if known is not None or not has_weights(self.directory):
+            return known if isinstance(known, torch.dtype) else None
+        source = self.source()
+        return source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
 
     def run_config(self, placement: Placement) -> RunConfig:
         """The settings that the model will run with.
@@ -198,10 +219,7 @@ class Checkpoint:
         Raises:
             ConfigError: for a precision that the device or backend lacks.
         """
-        stored = self.stored
-        return resolve(
-            placement, stored.dtype(self.config), native=self.native, quantized=stored.quantized
-        )
+        return resolve(placement, self.stored_dtype, native=self.native, quantized=self.quantized)
 
     def draft_run_config(self, placement: Placement, target: RunConfig) -> RunConfig:
         """The settings that the model will run with as the draft model of a target.
@@ -217,7 +235,7 @@ class Checkpoint:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
         # A GGUF file of fp16 weights also runs as stored, but a draft should read fewer bytes.
-        compact = run.precision == STORED and self.stored.dtype(self.config) is None
+        compact = run.precision == STORED and self.stored_dtype is None
         if run.backend != "kernels" or compact:
             return run
         read = kernel_bytes(self.architecture, "int8", read=True)
@@ -262,16 +280,11 @@ class Checkpoint:
             CheckpointError: if the download fails.
         """
         location = self.location.with_weights()
-        if location == self.location:
-            return self
-        return replace(self, location=location, stored=stored_at(location))
+        return self if location == self.location else replace(self, location=location)
 
     def is_same(self, other: Checkpoint) -> bool:
         """True if the other is the same checkpoint, under any name."""
-        ours, theirs = self.location, other.location
-        return (ours.file or ours.directory).resolve() == (
-            theirs.file or theirs.directory
-        ).resolve()
+        return self.location.path.resolve() == other.location.path.resolve()
 
     def _refuse_quantized(self) -> None:
         settings = getattr(self.config, "quantization_config", None)

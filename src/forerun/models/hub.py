@@ -39,6 +39,11 @@ class Location:
     revision: str | None = None
     file: Path | None = None
 
+    @property
+    def path(self) -> Path:
+        """The file, or else the directory."""
+        return self.file or self.directory
+
     def with_weights(self, patterns: tuple[str, ...] = _WEIGHTS) -> Location:
         """The location of the checkpoint with its weights, which are downloaded if they are missing.
 

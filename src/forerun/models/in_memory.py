@@ -27,61 +27,6 @@ def is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module) and hasattr(value, "config")
 
 
-class StoredInMemory:
-    """A model in memory in the role of a stored one; implements `forerun.models.stored.StoredModel`.
-
-    Args:
-        model: model of transformers.
-        tokenizer: tokenizer of transformers; None for token ids alone.
-        name: name of the model in messages.
-    """
-
-    notes: tuple[str, ...] = ()
-    quantized = False
-
-    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
-        self._model, self._tokenizer, self._name = model, tokenizer, name
-        self._generation = getattr(model, "generation_config", None)
-
-    def config(self) -> Any:
-        refuse_unsupported(self._model.config, self._name)
-        check_config(self._model.config, self._name)
-        return self._model.config
-
-    def end_tokens(self, config: Any) -> frozenset[int]:
-        text = config.get_text_config()
-        said = getattr(self._generation, "eos_token_id", None)
-        value = getattr(text, "eos_token_id", None) if said is None else said
-        return check_end_tokens(value, self._name, text.vocab_size)
-
-    def sampling_defaults(self) -> dict[str, Any]:
-        settings = {} if self._generation is None else self._generation.to_dict()
-        return sampling_defaults(settings, self._name)
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None
-
-    def tokenizer(self, config: Any) -> Any:
-        return self._tokenizer
-
-    def architecture(self, config: Any) -> Architecture:
-        return with_own_head(read_architecture(config), self.source(config))
-
-    def source(self, config: Any) -> Source:
-        from transformers.core_model_loading import revert_weight_conversion
-
-        # Experts are stacked in memory, and single matrices in files.
-        tensors = self._model.state_dict()
-        if getattr(config, "num_experts_per_tok", None):
-            tensors = revert_weight_conversion(self._model, tensors)
-        return taken_apart(TensorSource(tensors, self._name))
-
-    def dtype(self, config: Any) -> torch.dtype | None:
-        dtype: torch.dtype = self._model.dtype
-        return dtype
-
-
 @dataclass(frozen=True, eq=False)
 class LoadedModel(Checkpoint):
     """A checkpoint whose model is in memory.
@@ -89,10 +34,12 @@ class LoadedModel(Checkpoint):
     Attributes:
         model: model of transformers. Forerun's own decoder copies or shares its weights; a model
             that it does not run is run as it is.
+        own_tokenizer: tokenizer of transformers; None for token ids alone.
         loaded: models that `load` has made, by their settings.
     """
 
-    model: Any = None
+    model: Any
+    own_tokenizer: Any = None
     loaded: dict[RunConfig, CausalLM] = field(default_factory=dict)
 
     @classmethod
@@ -110,8 +57,45 @@ class LoadedModel(Checkpoint):
                 f"{name} is not a causal language model of transformers, with its head; load it with "
                 "AutoModelForCausalLM."
             )
-        stored = StoredInMemory(model, tokenizer, name)
-        return cls(name, Location(Path(name)), stored, stored.config(), model)
+        refuse_unsupported(model.config, name)
+        check_config(model.config, name)
+        return cls(name, Location(Path(name)), model.config, model, tokenizer)
+
+    @property
+    def _generation(self) -> Any:
+        return getattr(self.model, "generation_config", None)
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        text = self.config.get_text_config()
+        said = getattr(self._generation, "eos_token_id", None)
+        value = getattr(text, "eos_token_id", None) if said is None else said
+        return check_end_tokens(value, self.name, text.vocab_size)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        settings = {} if self._generation is None else self._generation.to_dict()
+        return sampling_defaults(settings, self.name)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self.own_tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.own_tokenizer
+
+    def _architecture(self) -> Architecture:
+        return with_own_head(read_architecture(self.config), self.source())
+
+    def source(self) -> Source:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        # Experts are stacked in memory, and single matrices in files.
+        tensors = self.model.state_dict()
+        if getattr(self.config, "num_experts_per_tok", None):
+            tensors = revert_weight_conversion(self.model, tensors)
+        return taken_apart(TensorSource(tensors, self.name))
 
     @cached_property
     def native(self) -> bool:

@@ -198,7 +198,7 @@ def test_ends_are_known_by_their_text(
 ) -> None:
     """As llama.cpp knows them: whatever the file names beside them, and of any type."""
     write_model(path)
-    known = Checkpoint.open(path).stored.header.metadata  # type: ignore[attr-defined]
+    known = Checkpoint.open(path).header.metadata  # type: ignore[attr-defined]
     changed = {
         "tokenizer.ggml.tokens": [*known["tokenizer.ggml.tokens"][:-1], text],
         "tokenizer.ggml.token_type": [*known["tokenizer.ggml.token_type"][:-1], kind],
@@ -221,7 +221,7 @@ def test_some_ends_end_only_a_part_of_the_text_beside_others(
 ) -> None:
     """As the parts of an answer of gpt-oss do; token 1, the file's own end, is named otherwise."""
     write_model(path)
-    tokens = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens = list(Checkpoint.open(path).header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
     tokens[1], tokens[-3:] = "<end>", texts
     write_model(path, metadata={"tokenizer.ggml.tokens": tokens})
     assert Checkpoint.open(path).eos_token_ids == {1, *expected}

@@ -180,7 +180,7 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alignment", [8, 4096])
 def test_tensors_begin_where_the_alignment_says(alignment: int, written: Write) -> None:
     path = written(alignment=alignment)
-    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    header = Checkpoint.open(path).header  # type: ignore[attr-defined]
     places = {tensor.name: tensor.data_offset for tensor in gguf.GGUFReader(path).tensors}
     assert {name: tensor.start for name, tensor in header.tensors.items()} == places
 

@@ -94,7 +94,7 @@ def test_blocks_on_the_kernels_are_those_of_the_file(kind: Kind, tmp_path: Path)
     needed = opened.summary.weight_bytes["stored"]
     assert needed == pytest.approx(model.weight_bytes, rel=0.01)  # type: ignore[attr-defined]
     # The embedding is looked into, so its very numbers come out.
-    tensor = opened.stored.header.tensors["token_embd.weight"]  # type: ignore[attr-defined]
+    tensor = opened.header.tensors["token_embd.weight"]  # type: ignore[attr-defined]
     expected = torch.from_numpy(gguf.dequantize(tensor.bytes(), kind))
     found = model.embed(torch.arange(VOCAB)[None])[0]
     assert torch.equal(found, expected)
@@ -145,7 +145,7 @@ def test_a_draft_of_floats_is_quantized(kind: Kind, expected: str, tmp_path: Pat
 def test_scales_that_are_not_finite(factor: float, kind: Kind, place: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, kind=kind)
-    start = Checkpoint.open(path).stored.header.tensors["blk.0.attn_k.weight"].start  # type: ignore[attr-defined]
+    start = Checkpoint.open(path).header.tensors["blk.0.attn_k.weight"].start  # type: ignore[attr-defined]
     content = bytearray(path.read_bytes())
     content[start + place : start + place + 2] = np.float16(factor).tobytes()
     path.write_bytes(content)

@@ -76,7 +76,7 @@ def test_words_are_split_as_transformers_does(way: str, tmp_path: Path) -> None:
     ]
     pairs += ["\u010a \u010a", "\u0120 \u0120", "a r", "= =", "\u0120 ="]
     write_model(path, num_hidden_layers=1)
-    tokens: list[str] = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens: list[str] = list(Checkpoint.open(path).header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
     tokens[-len(pairs) :] = [pair.replace(" ", "") for pair in pairs]
     changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": pairs}
     write_model(path, num_hidden_layers=1, metadata={**changed, "tokenizer.ggml.pre": way})
@@ -100,7 +100,7 @@ def test_tokens_beside_the_text_are_whole_however_they_are_written(tmp_path: Pat
     """As in the models of DeepSeek; transformers cuts them into bytes."""
     path = tmp_path / "model.gguf"
     write_model(path, num_hidden_layers=1)
-    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    header = Checkpoint.open(path).header  # type: ignore[attr-defined]
     tokens: list[str] = list(header.metadata["tokenizer.ggml.tokens"])
     kinds: list[int] = list(header.metadata["tokenizer.ggml.token_type"])
     tokens[-2:], kinds[-2:] = ["<\uff5cUser\uff5c>", "<my tool>"], [3, 4]
@@ -118,7 +118,7 @@ def test_special_tokens_may_be_typed_as_text(tmp_path: Path) -> None:
     """As llama.cpp takes them; cut into bytes, the end of a text would be a new token."""
     path = tmp_path / "model.gguf"
     write_model(path, num_hidden_layers=1)
-    header = Checkpoint.open(path).stored.header  # type: ignore[attr-defined]
+    header = Checkpoint.open(path).header  # type: ignore[attr-defined]
     tokens: list[str] = list(header.metadata["tokenizer.ggml.tokens"])
     tokens[-3:] = ["<\uff5cend\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|im_end|>"]
     tokens[-4] = "ab"
@@ -183,7 +183,7 @@ SPACES = {"tokenizer.ggml.merges": ["\u0120 \u0120"]}
 def test_digits_may_be_split_off_first(way: str, expected: list[str], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, num_hidden_layers=1)
-    tokens: list[str] = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens: list[str] = list(Checkpoint.open(path).header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
     tokens[-1] = "\u0120\u0120"
     changed: dict[str, Any] = {**SPACES, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.pre": way}
     write_model(path, num_hidden_layers=1, metadata=changed)
@@ -268,7 +268,7 @@ def test_an_engine_opens_texts_and_conversations_once(
 def test_words_that_are_tokens_may_need_no_merges(way: str, whole: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, num_hidden_layers=1)
-    tokens: list[str] = list(Checkpoint.open(path).stored.header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
+    tokens: list[str] = list(Checkpoint.open(path).header.metadata["tokenizer.ggml.tokens"])  # type: ignore[attr-defined]
     tokens[-1] = "zxq"
     changed = {**SPACES, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.pre": way}
     tokens[-2] = "\u0120\u0120"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from gguf import GGMLQuantizationType
 
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.files import printable
+from forerun.interrupts import never_lost
 from forerun.models.architecture import Architecture, read_architecture
+from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import (
     DecoderConfig,
     check_config,
@@ -24,9 +26,12 @@ from forerun.models.config import (
 )
 from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader
-from forerun.models.gguf.source import GgufSource, frequency_factors
+from forerun.models.gguf.source import GgufSource, Rounding, frequency_factors, roundings
 from forerun.models.gguf.tokenizer import read_gguf_end_tokens, read_gguf_tokenizer, tokenizer_notes
+from forerun.models.hub import Location
 from forerun.models.layouts import layout_of
+from forerun.models.sources import match_keys
+from forerun.models.zoo import PACKAGED, is_packaged
 
 # llama.cpp has no defaults for these.
 _REQUIRED = (
@@ -265,39 +270,57 @@ def _other_types(name: str, types: set[str]) -> Iterator[str]:
         yield f"The name of {printable(name)} says {found[0].strip('_')}, its matrices are {stored}."
 
 
-class StoredGguf:
-    """A GGUF file; implements `forerun.models.stored.StoredModel`.
+@dataclass(frozen=True, eq=False)
+class GgufCheckpoint(Checkpoint):
+    """A model in a GGUF file.
 
-    Args:
-        path: path of the file, or of any part of a split one.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: for a file that cannot be read.
+    Attributes:
+        header: header of the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.header = GgufHeader.read(path)
+    header: GgufHeader
 
-    def config(self) -> Any:
-        return read_gguf_config(self.header)
+    @classmethod
+    def read(cls, name: str, location: Location, file: Path) -> GgufCheckpoint:
+        """Read the header of a file, or of any part of a split one.
 
-    def end_tokens(self, config: Any) -> frozenset[int]:
-        return read_gguf_end_tokens(self.header, config.vocab_size)
+        Raises:
+            CheckpointError, UnsupportedModelError: for a file that cannot be read.
+        """
+        header = GgufHeader.read(file)
+        return cls(name, location, read_gguf_config(header), header)
 
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        return read_gguf_end_tokens(self.header, self.config.vocab_size)
+
+    @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
+        # The authors' advice on a packaged model stands in no field of its file.
+        packaged = PACKAGED[self.name].sampling if is_packaged(self.name) else {}
         values = {
             name: self.header.metadata.get(_RECOMMENDED + key) for name, key in _SAMPLING.items()
         }
         # Rounded, because they are stored in 32 bits: 0.8, not 0.800000012.
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
-        return sampling_defaults(short, str(self.header.path))
+        return {**packaged, **sampling_defaults(short, str(self.header.path))}
 
     @property
     def has_tokenizer(self) -> bool:
         return any(key.startswith("tokenizer.") for key in self.header.metadata)
 
-    def tokenizer(self, config: Any) -> Any:
+    @cached_property
+    @never_lost()
+    def tokenizer(self) -> Any:
         return read_gguf_tokenizer(self.header)
+
+    @cached_property
+    def held(self) -> list[Rounding]:
+        if not self.quantized:
+            return []
+        layout, source = layout_of(self.architecture), self.source()
+        match_keys(source, layout)
+        return roundings(source, layout)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -307,8 +330,8 @@ class StoredGguf:
         notes = (*tokenizer_notes(self.header), *([said] if unused else []))
         return (*notes, *_other_types(self.header.path.name, {kind.name for kind in self.kinds}))
 
-    def architecture(self, config: Any) -> Architecture:
-        shape = read_architecture(config)
+    def _architecture(self) -> Architecture:
+        shape = read_architecture(self.config)
         return replace(
             shape,
             # The weights of norms are stored as they are multiplied with.
@@ -317,11 +340,11 @@ class StoredGguf:
             frequency_factors=frequency_factors(self.header, shape.head_dim),
         )
 
-    def source(self, config: Any) -> GgufSource:
-        shape = self.architecture(config)
-        return GgufSource(self.header, layout_of(shape), shape)
+    def source(self) -> GgufSource:
+        return GgufSource(self.header, layout_of(self.architecture), self.architecture)
 
-    def dtype(self, config: Any) -> torch.dtype | None:
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
         return _FLOATS.get(next(iter(kinds))) if len(kinds := self.kinds) == 1 else None
 
     @cached_property
@@ -331,6 +354,6 @@ class StoredGguf:
         return frozenset(tensor.kind for tensor in tensors if len(tensor.shape) > 1)
 
     @property
-    def quantized(self) -> bool:
+    def quantized(self) -> bool:  # type: ignore[override]  # an attribute of the base class
         # Matrices in fp16 run in bf16.
         return not self.kinds <= {GGMLQuantizationType.F32, GGMLQuantizationType.BF16}
