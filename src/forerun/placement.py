@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-"""torch's names of the precisions that it runs in."""
+"""Names of torch's own precisions."""
 
 _LONG_NAMES = {
     **{name: short for short, name in DTYPES.items()},
