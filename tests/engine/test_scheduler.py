@@ -230,6 +230,30 @@ def test_a_batch_that_starts_together_is_run_at_once(monkeypatch: pytest.MonkeyP
     assert [batch.counts for batch in batches] == [(29,)] * 4
 
 
+def test_prompts_beside_a_stream_are_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "SMALLEST_CHUNK", 60)
+    one = Engine(ToyModel(11), max_batch_size=4)
+    one.add([1, 2], SamplingParams(temperature=0.0, max_tokens=50))
+    one.step()
+    for start in range(3):
+        one.add([start] * 21, GREEDY)
+    assert len({event.request_id for event in one.step()}) == 4
+
+
+def test_the_hook_on_forward_is_called_before_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, forward = list[str](), ToyModel.forward
+
+    def run(target: ToyModel, batch: Batch, cache: Any) -> ForwardOutput:
+        calls.append("forward")
+        return forward(target, batch, cache)
+
+    monkeypatch.setattr(ToyModel, "forward", run)
+    one = Engine(ToyModel(11), max_batch_size=2)
+    one.watch_rounds(None, on_forward=lambda: calls.append("hook"))
+    one.generate([[1, 2, 3], [4, 5]], GREEDY)
+    assert calls == ["hook", "forward"] * (len(calls) // 2)
+
+
 @needs_kernels
 @pytest.mark.parametrize("sampler", [{"temperature": 0.0}, {"top_p": 0.9}, {"seed": 1}])
 def test_a_round_on_the_kernels_verifies_in_one_call(

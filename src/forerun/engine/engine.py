@@ -284,15 +284,21 @@ class Engine:
             raise ConfigError(f"source is {shown(source)}; it must be a function that gives seeds.")
         self._intake.next_seed = source
 
-    def watch_rounds(self, see: OnRound | None) -> None:
+    def watch_rounds(
+        self, see: OnRound | None, on_forward: Callable[[], None] | None = None
+    ) -> None:
         """Call `see` (a function or None) after every round, with its drafts, verdicts and seconds by stage.
+
+        `on_forward` is called before each forward pass of the target, during which other threads
+        can run Python.
 
         Raises:
             ConfigError: for a hook that is not a function.
         """
-        if see is not None and not callable(see):
-            raise ConfigError(f"see is {shown(see)}; it must be a function or None.")
-        self._parts.on_round = see
+        for name, hook in {"see": see, "on_forward": on_forward}.items():
+            if hook is not None and not callable(hook):
+                raise ConfigError(f"{name} is {shown(hook)}; it must be a function or None.")
+        self._parts.on_round, self._parts.on_forward = see, on_forward
 
     @contextmanager
     def idle_cache(self) -> Iterator[Cache]:

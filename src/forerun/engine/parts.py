@@ -10,8 +10,10 @@ from forerun.contracts import Cache, CausalLM, Drafter, Eviction, Policy, Verifi
 from forerun.core import (
     MOST_NODES,
     NO_DRAFT,
+    Batch,
     Draft,
     Exactness,
+    ForwardOutput,
     PlainReason,
     Plan,
     Request,
@@ -111,6 +113,7 @@ class Parts:
         tree: the config's tree, read from its file.
         rules: rules in use by name; a rule added here replaces that of the table.
         on_round: called after each round.
+        on_forward: called before each forward pass of the target.
     """
 
     target: CausalLM
@@ -123,6 +126,7 @@ class Parts:
     tree: Tree | str | None = None
     rules: dict[str, Verifier] = field(default_factory=dict)
     on_round: OnRound | None = None
+    on_forward: Callable[[], None] | None = None
 
     @classmethod
     def of(
@@ -172,6 +176,12 @@ class Parts:
             promises.append(self.rule_named(rule).exactness)
         approximate = self.evicts or Exactness.APPROXIMATE in promises
         return Exactness.APPROXIMATE if approximate else self.target.exactness
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        """Run the target on a batch."""
+        if self.on_forward is not None:
+            self.on_forward()
+        return self.target.forward(batch, self.cache)
 
     def rule_named(self, name: str) -> Verifier:
         if name not in self.rules:

@@ -157,7 +157,7 @@ def _run_target(parts: Parts, requests: list[Request], drafts: list[Draft]) -> F
         hidden_in=hidden_in,
         hidden_layers=parts.drafter.hidden_layers,
     )
-    return parts.target.forward(batch, parts.cache)
+    return parts.forward(batch)
 
 
 def _after_shared_layers(parts: Parts, drafts: list[Draft]) -> tuple[range | None, Tensor | None]:

@@ -19,7 +19,8 @@ from forerun.models.running import common_prefix
 LARGEST_CHUNK = 512
 # Prompt tokens that are run at least between two rounds, however long they take.
 SMALLEST_CHUNK = 8
-# Share of a round's time that a chunk between two rounds may take; its size is adjusted afterwards.
+# Share of a round's time that prompts between two rounds may take, and more where more requests wait
+# than run: a batch that fills late is slow for all. The number of tokens is adjusted afterwards.
 CHUNK_SHARE = 0.7
 
 
@@ -107,21 +108,30 @@ class Scheduler:
         return joining
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
-        if any(other.num_output_tokens for other in self.admitted):
-            # Every fourth chunk is the oldest prompt's, so that short ones cannot hold it up for good.
-            self._chunks += 1
-            running = left[0] if self._chunks % 4 else min(left, key=_order)
-            seconds = self._run_chunk(running, self._chunk)
-            # At most a quarter longer than the last chunk, but as much shorter as that was too long.
-            growth = min(CHUNK_SHARE * round_seconds / max(seconds, 1e-9), 1.25)
-            self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
+        streams = sum(bool(other.num_output_tokens) for other in self.admitted)
+        if not streams:
+            self._run_chunks(left, LARGEST_CHUNK)
             return
-        budget = LARGEST_CHUNK
+        # Every fourth time the oldest prompt is first, so that short ones cannot hold it up for good.
+        self._chunks += 1
+        if not self._chunks % 4:
+            left = sorted(left, key=_order)
+        started = perf_counter()
+        if self._run_chunks(left, self._chunk) == self._chunk:
+            allowed = CHUNK_SHARE * max(1.0, len(left) / streams) * round_seconds
+            # At most twice as many as last time, but as many fewer as those took too long.
+            growth = min(allowed / max(perf_counter() - started, 1e-9), 2.0)
+            self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
+
+    def _run_chunks(self, left: list[Running], most: int) -> int:
+        """Run the next tokens of prompts, one after the other; return their number, `most` at most."""
+        num_tokens = 0
         for running in left:
-            missing = self._missing(running)
-            if budget:
-                self._run_chunk(running, budget)
-            budget -= min(budget, missing)
+            if num_tokens < most:
+                count = min(self._missing(running), most - num_tokens)
+                self._run_chunk(running, count)
+                num_tokens += count
+        return num_tokens
 
     def step(self) -> None:
         """Run one round over all requests that can run.
@@ -275,18 +285,15 @@ class Scheduler:
         request = running.request
         return len(request) - 1 - self.cache.length(request.row)
 
-    def _run_chunk(self, running: Running, num_tokens: int) -> float:
-        """Run the next tokens of a prompt and return the seconds that it took."""
+    def _run_chunk(self, running: Running, num_tokens: int) -> None:
+        """Run the next tokens of a prompt."""
         request, started = running.request, perf_counter()
         start = self.cache.length(request.row)
-        stop = min(len(request) - 1, start + num_tokens)
         try:
-            self._run(running, start, stop)
+            self._run(running, start, start + num_tokens)
         except Exception as error:
             running.finish(FinishReason.ERROR, error)
-        seconds = perf_counter() - started
-        running.stats.prefill_seconds += seconds
-        return seconds
+        running.stats.prefill_seconds += perf_counter() - started
 
     def _run(self, running: Running, start: int, stop: int) -> None:
         """Run the tokens of a prompt from `start` to `stop`, with logits only if they are wanted."""
@@ -300,7 +307,7 @@ class Scheduler:
             hidden_layers=layers,
             logits_for="none" if count is None else "all",
         )
-        output = self.parts.target.forward(batch, self.cache)
+        output = self.parts.forward(batch)
         if count is not None and output.logits is not None:
             rows = output.logits[0].log_softmax(-1)
             following = request.token_ids[start + 1 : stop + 1]

@@ -15,7 +15,7 @@ from forerun.server.service import AnswerJob, Update
 Kind = Literal["reasoning", "text", "call"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerPart:
     """New characters of one kind in an answer.
 
@@ -112,7 +112,7 @@ class Ending:
     predicted_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """New text and tokens of one choice, from one round."""
 

@@ -24,18 +24,21 @@ _BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5),
     *(2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0),
 )
+# Times between tokens that wait to be counted.
+_MOST_WAITS = 1000
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def routes(state: ServerState, prefix: str) -> APIRouter:
     router, registry = APIRouter(), CollectorRegistry()
-    Watch(state.service, registry, prefix)
+    watch = Watch(state.service, registry, prefix)
     collector = _Engine(state.service, prefix)
     registry.register(collector)
 
     @router.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
+        watch.observe_waits()
         collector.stats = await state.service.ask(lambda engine: engine.stats)
         return Response(generate_latest(registry), media_type=_TYPE)
 
@@ -44,6 +47,9 @@ def routes(state: ServerState, prefix: str) -> APIRouter:
 
 class Watch:
     """Counts what goes out, in the event loop and not in the round.
+
+    Times between tokens are kept until there are many: in the middle of a round one by one they cost
+    more than all the rest.
 
     Args:
         service: calls it with every update.
@@ -56,6 +62,7 @@ class Watch:
             return Histogram(f"{prefix}:{name}", text, buckets=_BOUNDS, registry=registry)
 
         self._first = histogram("time_to_first_token_seconds", "From request to first token.")
+        self._waits = list[float]()
         self._between = histogram("inter_token_latency_seconds", "Between two tokens.")
         self._whole = histogram("e2e_request_latency_seconds", "From request to its end.")
         self._ended = Counter(
@@ -71,13 +78,20 @@ class Watch:
             if before is None:
                 self._first.observe(now - job.started)
             else:
-                self._between.observe(now - before)
-            for _ in update.events[1:]:
-                self._between.observe(0.0)
+                self._waits.append(now - before)
+            self._waits += [0.0] * (len(update.events) - 1)
+            if len(self._waits) >= _MOST_WAITS:
+                self.observe_waits()
             job.newest[update.index] = now
         if update.completion is not None:
             self._whole.observe(now - job.started)
             self._ended.labels(str(update.completion.finish_reason)).inc()
+
+    def observe_waits(self) -> None:
+        """Bring the histogram of times between tokens up to date."""
+        for wait in self._waits:
+            self._between.observe(wait)
+        self._waits.clear()
 
 
 class _Engine:

@@ -25,7 +25,7 @@ from forerun.server.answers import (
     timings,
 )
 from forerun.server.bodies import ChatBody, SamplingBody
-from forerun.server.respond import AnswerResponse, Form, event
+from forerun.server.respond import AnswerResponse, Form, event, written
 from forerun.server.state import ServerState, TokenNames
 
 DONE = event("[DONE]")
@@ -64,6 +64,7 @@ class Writer(Form):
         self.continuous = options is not None and options.continuous_usage_stats
         self.most = self.state.engine.config.num_speculative_tokens
         self.number = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.opening = written(self.head(self.chunk_kind))[:-1]
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         choices = [self.choice(*pair) for pair in enumerate(await answer.gathered())]
@@ -85,12 +86,12 @@ class Writer(Form):
 
     def chunk(self, answer: Answer, choice: dict[str, Any], endings: Sequence[Ending] = ()) -> str:
         """An event with one choice; the last one of a choice has its timings."""
-        made = self.head(self.chunk_kind) | {"choices": [choice]}
+        made: dict[str, Any] = {"choices": [choice]}
         if self.with_usage:
             made["usage"] = usage(answer.counts) if self.continuous else None
         if endings:
             made["timings"] = timings(endings)
-        return event(made)
+        return event(f"{self.opening},{written(made)[1:]}")
 
     def last_chunk(self, answer: Answer) -> str:
         """The event after all choices, with the usage if it is asked for."""

@@ -53,9 +53,8 @@ def event(data: Any, name: str | None = None) -> str:
     return f"{head}data: {data if isinstance(data, str) else written(data)}\n\n"
 
 
-def written(data: Any) -> str:
-    """JSON as OpenAI's server writes it."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""JSON as OpenAI's server writes it."""
 
 
 class AnswerResponse(Response):

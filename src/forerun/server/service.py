@@ -46,7 +46,7 @@ class EngineRequest:
     marks: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
     """New tokens of one request of a job, from one round.
 
@@ -234,7 +234,8 @@ class EngineService:
     def _run(self) -> None:
         try:
             self.engine = self._load()
-            self.engine.watch_rounds(self._note_round)
+            # While the target runs, the event loop has the interpreter to itself.
+            self.engine.watch_rounds(self._note_round, on_forward=self._flush)
         except BaseException as error:
             self.failure = error
             self.on_loaded()
@@ -245,7 +246,8 @@ class EngineService:
                 if self.engine.has_work:
                     self._step(self.engine)
                 self._publish_ended(self.engine)
-                self._flush()
+                if not self.engine.has_work:
+                    self._flush()
         finally:
             # What has come meanwhile is taken and ends like the rest.
             self._take_all(wait=False)
