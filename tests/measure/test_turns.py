@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.measure import turns
-from forerun.measure.turns import Turns, in_turns
+from forerun.measure.turns import Turns, at_length, in_turns
 
 
 def test_runs_alternate_and_ratios_are_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +26,11 @@ def test_runs_alternate_and_ratios_are_by_turn(monkeypatch: pytest.MonkeyPatch) 
     )
     assert found == Turns(plain=3.0, other=3.0, ratio=1.0, least=0.5, most=3.0)
     assert ran == ["0", "plain", "other", "1", "plain", "other", "2", "plain", "other"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 64, 300])
+def test_a_short_output_is_no_slow_one(tokens: int) -> None:
+    """Drawn outputs end where they like: two runs of equal speed compare as equal whatever their lengths."""
+    prompt, token = 3.0, 0.25
+    seconds = prompt + token * tokens
+    assert at_length(seconds, prompt, tokens, 100) == pytest.approx(prompt + token * 100)

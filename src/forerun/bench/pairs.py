@@ -20,6 +20,7 @@ from forerun.errors import ConfigError
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval
 from forerun.measure.ledger import Format
+from forerun.measure.turns import at_length
 
 PLAIN = "plain"
 Place = tuple[str, float, int]
@@ -77,10 +78,11 @@ class MeasuredPair:
 
     @property
     def speedup(self) -> float:
-        """Ratio of tokens a second: outputs may differ in length."""
+        """Plain seconds over the setting's, for an output as long as the plain one."""
         assert self.side is not None
         assert self.plain is not None
-        return self.side.rate / self.plain.rate
+        side, prefill = self.side, self.side.stages.get("prefill", 0.0)
+        return self.plain.seconds / at_length(side.seconds, prefill, side.tokens, self.plain.tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """Content of the row's line in a file."""
@@ -174,7 +176,7 @@ class SettingFigures:
 
     @cached_property
     def speedup(self) -> Interval:
-        """Median over the pairs of the ratio of tokens a second, prefill included."""
+        """Median over the pairs of their speed-up, prefill included."""
         return intervals.median([row.speedup for row in self.rows])
 
     @cached_property

@@ -219,7 +219,7 @@ def _figure(cells: Sequence[SettingFigures], verdict: Recommendation) -> Figure:
     whole = [cell for cell in cells if (cell.temperature, cell.batch) == here]
     whole.sort(key=lambda cell: -cell.speedup.value)
     text = (
-        "Median over prompts of the ratio of tokens a second, with its 95 % interval. Right of the line is "
+        "Median over prompts of the speed-up, with its 95 % interval. Right of the line is "
         "faster. Every run follows a run of plain decoding of the same prompt, which it is compared with; "
         "caches are emptied between runs."
     )

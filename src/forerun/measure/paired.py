@@ -17,6 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.requests import Completion, TokenEvent
 from forerun.engine.stream import Stream
 from forerun.measure.attribution import Difference, first_difference
+from forerun.measure.turns import at_length
 from forerun.params import SamplingParams
 from forerun.policies.decisions import since
 from forerun.policies.fixed import FixedPolicy
@@ -67,6 +68,11 @@ class Run:
     def tokens_per_second(self) -> float | None:
         return len(self.events) / self.seconds if self.seconds else None
 
+    def seconds_for(self, tokens: int) -> float:
+        """Seconds of an output of `tokens` tokens at this run's speed."""
+        prefill = self.completion.stats.prefill_seconds
+        return at_length(self.seconds, prefill, len(self.events), tokens)
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -77,8 +83,9 @@ class Pair:
 
     @property
     def speedup(self) -> float:
-        """Ratio of tokens per second: outputs may differ in length."""
-        return (self.speculative.tokens_per_second or 0.0) / (self.plain.tokens_per_second or 1.0)
+        """Plain seconds over speculative ones, for an output as long as the plain one."""
+        seconds = self.speculative.seconds_for(len(self.plain.events))
+        return self.plain.seconds / seconds if seconds else 0.0
 
     @property
     def decode_speedup(self) -> float:

@@ -44,3 +44,14 @@ def seconds_of(run: Callable[[], object]) -> float:
     started = perf_counter()
     run()
     return perf_counter() - started
+
+
+def at_length(seconds: float, prefill: float, tokens: int, wanted: int) -> float:
+    """Seconds of an output of `wanted` tokens at the speed of a run; a prompt takes as long for any output.
+
+    Args:
+        seconds, prefill: of the run, and of its prompt.
+        tokens: number that the run emitted.
+        wanted: number of tokens.
+    """
+    return prefill + (seconds - prefill) * wanted / tokens if tokens else seconds
