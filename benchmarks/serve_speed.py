@@ -7,7 +7,9 @@ Tokens a second are of all streams, from the first question to the last token: m
 largest. Times are of all turns: to the first token, and between two tokens, where those that come in one
 chunk wait no time and a chunk of llama-server counts as one token, if it has text; TPOT is a stream's time
 after its first token by the tokens after it. `of engine` is the median of the turns' ratios to the engine
-alone.
+alone, which has all prompts at once where those of a server arrive one by one. The clients are one thread
+that parses nothing before the end of a turn; their CPU time, and that of the server's event loop, are shown
+a token, for both take it from the engine where they run on its cores.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import selectors
+import socket
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -32,7 +36,6 @@ from benchmarks.serve_load import TEXT, serving
 from forerun.bench.request import built_in
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
-from forerun.proof.outside.client import Endpoint
 from forerun.proof.outside.engines import served
 from forerun.report.markdown import heading, line
 
@@ -48,6 +51,7 @@ class Times:
         tokens: of all streams.
         seconds: from the first question to the last token.
         first, between, each: seconds to the first token, between two, and a token, of each stream.
+        clients, loop: CPU seconds of the clients, and of the server's event loop.
     """
 
     tokens: int = 0
@@ -55,6 +59,8 @@ class Times:
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
     each: list[float] = field(default_factory=list)
+    clients: float = 0.0
+    loop: float = 0.0
 
     def add(
         self, started: float, arrivals: Sequence[tuple[float, int]], tokens: int | None = None
@@ -67,6 +73,8 @@ class Times:
         times = [time for time, count in arrivals for _ in range(count)]
         count = len(times) if tokens is None else tokens
         self.tokens += count
+        if not times:
+            return
         self.first.append(times[0] - started)
         self.between += [after - before for before, after in pairwise(times)]
         self.each.append((times[-1] - times[0]) / max(1, count - 1))
@@ -75,33 +83,75 @@ class Times:
 Side = Callable[[Sequence[str]], Times]
 
 
-def of_server(server: Endpoint, limits: dict[str, Any], counts_ids: bool) -> Side:
-    """A side that asks a server by HTTP."""
+def responses(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[tuple[float, bytes]]]:
+    """Lines of the responses to requests sent at once, each with the time at which its end came."""
+    address = urlsplit(url)
+    came: dict[socket.socket, list[tuple[float, bytes]]] = {}
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for body in bodies:
+            connection = socket.create_connection((address.hostname, address.port), timeout=600.0)
+            came[stack.enter_context(connection)] = []
+            selector.register(connection, selectors.EVENT_READ)
+            content = json.dumps(body).encode()
+            head = (
+                f"POST {TEXT} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+            )
+            connection.sendall(head.encode() + content)
+        while selector.get_map():
+            for key, _ in selector.select():
+                assert isinstance(key.fileobj, socket.socket)
+                if received := key.fileobj.recv(1 << 16):
+                    came[key.fileobj].append((perf_counter(), received))
+                else:
+                    selector.unregister(key.fileobj)
+    return [list(_lines(chunks)) for chunks in came.values()]
 
+
+def _lines(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    left = b""
+    for time, content in chunks:
+        *whole, left = (left + content).split(b"\n")
+        yield from ((time, one) for one in whole)
+
+
+def of_server(url: str, limits: dict[str, Any], process: int | None = None) -> Side:
+    """A side that asks a server by HTTP.
+
+    Args:
+        url: its address.
+        limits: fields of all requests.
+        process: of `forerun serve`, whose chunks hold the ids of their tokens.
+    """
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-
-    def ask(prompt: str) -> tuple[float, list[tuple[float, int]], int]:
-        body, started, tokens = {"prompt": prompt, **usage, **limits}, perf_counter(), 0
-        came = [(perf_counter(), text) for text in server.lines(TEXT, body) if len(text) > 2]
-        arrivals = []
-        for time, text in came:
-            data = text.removeprefix("data: ").strip()
-            chunk = {"choices": []} if data == "[DONE]" else json.loads(data)
-            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-            for choice in chunk["choices"]:
-                count = len(choice.get("token_ids", ())) if counts_ids else bool(choice["text"])
-                arrivals.append((time, int(count)))
-        return started, arrivals, tokens
 
     def run(prompts: Sequence[str]) -> Times:
         times, started = Times(), perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            for begun, arrivals, tokens in pool.map(ask, prompts):
-                times.add(begun, arrivals, tokens)
+        clients, loop = process_time(), _loop_seconds(process)
+        found = responses(url, [{"prompt": prompt, **usage, **limits} for prompt in prompts])
         times.seconds = perf_counter() - started
+        times.clients, times.loop = process_time() - clients, _loop_seconds(process) - loop
+        for came in found:
+            tokens, arrivals = 0, list[tuple[float, int]]()
+            for time, text in came:
+                data = text.removeprefix(b"data: ").strip()
+                if data == text.strip() or data == b"[DONE]":
+                    continue
+                chunk = json.loads(data)
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                for choice in chunk["choices"]:
+                    counted = bool(choice["text"]) if process is None else len(choice["token_ids"])
+                    arrivals.append((time, int(counted)))
+            times.add(started, arrivals, tokens)
         return times
 
     return run
+
+
+def _loop_seconds(process: int | None) -> float:
+    """CPU seconds of a process's main thread, where the event loop runs; 0 where Linux does not tell."""
+    path = Path(f"/proc/{process}/task/{process}/schedstat")
+    return int(path.read_text().split()[0]) / 1e9 if process and path.exists() else 0.0
 
 
 def of_engine(engine: Engine, limits: dict[str, Any]) -> Side:
@@ -138,13 +188,12 @@ def sides(given: argparse.Namespace, stack: ExitStack) -> dict[str, Side]:
             command += ["-c", str(streams * given.max_context), *given.llama_options.split()]
             libraries = {**os.environ, "LD_LIBRARY_PATH": str(given.llama_server.parent)}
             started = served(command, libraries)
-            server = Endpoint(stack.enter_context(started), timeout=600.0)
-            found[way] = of_server(server, limits | {"cache_prompt": False}, counts_ids=False)
+            found[way] = of_server(stack.enter_context(started), limits | {"cache_prompt": False})
         else:
             options = (*OPTIONS[way], *given.options.split())
-            url = stack.enter_context(serving(given.model, *size, *options)).url
+            server = stack.enter_context(serving(given.model, *size, *options))
             asked = limits | {"return_token_ids": True}
-            found[way] = of_server(Endpoint(url, timeout=600.0), asked, counts_ids=True)
+            found[way] = of_server(server.url, asked, server.process.pid)
     return found
 
 
@@ -178,6 +227,7 @@ def row(streams: int, way: str, times: Sequence[Times], engine: Sequence[Times])
         seconds = [second for one in times for second in getattr(one, name)]
         return [f"{1000 * float(np.quantile(seconds, share)):.1f}" for share in shares]
 
+    cpu = [one.loop for one in times], [one.clients for one in times]
     return [
         *(str(streams), way),
         f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})",
@@ -185,12 +235,13 @@ def row(streams: int, way: str, times: Sequence[Times], engine: Sequence[Times])
         *shown("first", 0.5, 0.99),
         *shown("between", 0.5, 0.99),
         *shown("each", 0.5),
+        *(f"{1e6 * sum(parts) / sum(one.tokens for one in times):.0f}" for parts in cpu),
     ]
 
 
 COLUMNS = (
     *("streams", "way", "tokens/s", "of engine", "first token p50 ms", "p99"),
-    *("between tokens p50 ms", "p99", "TPOT p50 ms"),
+    *("between tokens p50 ms", "p99", "TPOT p50 ms", "event loop µs/token", "clients µs/token"),
 )
 
 

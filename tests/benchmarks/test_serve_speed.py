@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.serve_speed import Times
+import os
+
+from benchmarks.serve_speed import Times, of_server
+from tests.helpers.served import listening, served_engine, state_of
 
 
 def test_time_per_token_divides_by_the_reported_tokens() -> None:
@@ -12,3 +15,19 @@ def test_time_per_token_divides_by_the_reported_tokens() -> None:
     times.add(0.0, [(1.0 + place / 2, 1) for place in range(9)])
     assert times.tokens == 18
     assert times.each == [0.5, 0.5]
+
+
+def test_a_stream_without_text_has_tokens_but_no_times() -> None:
+    times = Times()
+    times.add(1.0, [], 3)
+    times.add(1.0, [(2.0, 0)], 2)
+    assert (times.tokens, times.first, times.between, times.each) == (5, [], [], [])
+
+
+def test_all_tokens_of_a_server_are_counted() -> None:
+    limits = {"max_tokens": 9, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+    with listening(state_of(served_engine())) as (_, url):
+        times = of_server(url, limits, os.getpid())(["w1", "w2 w3"])
+    assert times.tokens == 18
+    assert len(times.first) == len(times.each) == 2
+    assert len(times.between) == 16

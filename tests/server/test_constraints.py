@@ -116,6 +116,15 @@ def test_forced_tokens_save_rounds_even_beside_a_drafter_without_drafts() -> Non
     assert plain == count(False, "ngram", speculative=False) > count(True, "ngram")
 
 
+def test_tokens_that_a_grammar_forces_are_not_the_clients_prediction() -> None:
+    [case] = [case for case in DRAFTERS if case.name == "prediction"]
+    prediction = {"type": "content", "content": "~~~~"}
+    with client(state_of(byte_engine(case))) as one:
+        found = one.chat(temperature=0.0, prediction=prediction, **BY_SCHEMA)
+    assert found["timings"]["draft_n_accepted"] > 0
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
 def test_a_mask_whose_forced_tokens_fail_costs_its_request_nothing() -> None:
     class Broken(GrammarMask):
         def forced(self, committed: Sequence[int]) -> list[int]:

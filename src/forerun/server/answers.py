@@ -200,7 +200,8 @@ class Answer:
         if update.index % self._per_prompt == 0:
             counts.cached += stats.num_cached_tokens
         predicted = len(self._job.requests[update.index].hints.prediction)
-        accepted = stats.num_accepted_tokens if predicted and self._prediction_only else 0
+        predicts = predicted and self._prediction_only
+        accepted = stats.num_accepted_tokens - update.forced if predicts else 0
         counts.accepted_prediction += accepted
         counts.rejected_prediction += max(0, predicted - accepted)
         reason = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"

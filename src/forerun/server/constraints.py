@@ -140,20 +140,24 @@ class GrammarMask:
     def __call__(self, committed: Sequence[int], drafted: Sequence[int]) -> Tensor:
         import torch
 
-        self._go_to([*committed[self._num_prompt_tokens :], *drafted])
+        self._go_to(committed, drafted)
         allowed = bytearray(self._matcher.compute_logit_bias())
         _check(self._matcher)
         return torch.frombuffer(allowed, dtype=torch.uint8) > 0
 
     def forced(self, committed: Sequence[int]) -> list[int]:
         """The tokens next to come, as far as the grammar leaves no choice."""
-        self._go_to([*committed[self._num_prompt_tokens :]])
+        self._go_to(committed, ())
         return list(self._matcher.compute_ff_tokens())
 
-    def _go_to(self, tokens: list[int]) -> None:
+    def _go_to(self, committed: Sequence[int], drafted: Sequence[int]) -> None:
         """Have the matcher behind these tokens, from where it is."""
-        pairs = zip(self._tokens, tokens, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        tokens = [*committed[self._num_prompt_tokens :], *drafted]
+        # Nearly always it stands behind committed tokens, and only drafted ones differ.
+        before = min(len(tokens) - len(drafted), len(self._tokens))
+        before = before if self._tokens[:before] == tokens[:before] else 0
+        pairs = zip(self._tokens[before:], tokens[before:], strict=False)
+        shared = before + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         back = len(self._tokens) - shared
         if self._matcher.is_error() or (back and not self._matcher.rollback(back)):
             self._matcher, shared = self._start.deep_copy(), 0

@@ -56,6 +56,7 @@ class Update:
         completion: its result, with the last update.
         predicted_seconds: time from its first round to its newest token.
         round_seconds: time of its round.
+        forced: accepted tokens so far that its mask forced.
     """
 
     index: int
@@ -63,6 +64,7 @@ class Update:
     completion: Completion | None = None
     predicted_seconds: float = 0.0
     round_seconds: float = 0.0
+    forced: int = 0
 
 
 @dataclass
@@ -106,6 +108,8 @@ class _Running:
     index: int
     first: float = 0.0
     """Time at which its first round began."""
+    forced: int = 0
+    """Accepted tokens that its mask forced."""
 
 
 class EngineService:
@@ -256,6 +260,9 @@ class EngineService:
 
     def _note_round(self, done: TimedRound) -> None:
         self._round_seconds = done.times.total
+        for request, draft, verdict in zip(done.requests, done.drafts, done.verdicts, strict=True):
+            if draft.forced and (running := self._running.get(request.request_id)):
+                running.forced += verdict.num_accepted
 
     def _take_all(self, wait: bool) -> bool:
         """Do all that waits in the inbox; False if the service is to end."""
@@ -311,7 +318,8 @@ class EngineService:
             ended = new[-1].finish_reason is not None
             completion = engine.completion(number) if ended else None
             since, took = now - running.first, self._round_seconds
-            self._publish(number, Update(running.index, new, completion, since, took))
+            update = Update(running.index, new, completion, since, took, running.forced)
+            self._publish(number, update)
 
     def _publish_ended(self, engine: Engine) -> None:
         """Publish the ends that came without a token, by an error."""
