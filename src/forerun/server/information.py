@@ -123,10 +123,7 @@ def _tokenize(state: ServerState, body: TokenizeBody) -> dict[str, Any]:
         "max_model_len": state.engine.max_context,
     }
     if body.with_pieces:
-        pieces = [state.tokens(token)[0] for token in token_ids]
-        found["tokens"] = [
-            {"id": token, "piece": piece} for token, piece in zip(token_ids, pieces, strict=True)
-        ]
+        found["tokens"] = [{"id": token, "piece": state.tokens(token)[0]} for token in token_ids]
     if body.return_token_strs:
         found["token_strs"] = [state.tokens(token)[0] for token in token_ids]
     return found

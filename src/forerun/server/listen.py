@@ -82,7 +82,8 @@ def listen(
         server_header=False,
     )
     server, bound = Server(config, service, request.drain_timeout), _bind(request)
-    address = f"http://{_shown(request.host)}:{bound.getsockname()[1]}"
+    host = f"[{request.host}]" if ":" in request.host else request.host
+    address = f"http://{host}:{bound.getsockname()[1]}"
     say(f"listening on {address} (the model is loading)")
 
     def loaded() -> None:
@@ -122,7 +123,3 @@ def _bind(request: ServeRequest) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {request.host} port {request.port}: {reason(error)}; choose another --port."
         ) from error
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

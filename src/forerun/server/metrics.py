@@ -108,19 +108,17 @@ class _Engine:
             return
         running = min(service.open, engine.max_batch_size)
         share, stats = running / engine.max_batch_size, self.stats
-        for name, text, value in (
-            ("num_requests_running", "Requests in rows.", running),
-            ("num_requests_waiting", "Requests in the queue.", service.open - running),
-            ("kv_cache_usage_perc", "Share of the cache's rows in use.", share),
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for kind, name, text, value in (
+            (gauge, "num_requests_running", "Requests in rows.", running),
+            (gauge, "num_requests_waiting", "Requests in the queue.", service.open - running),
+            (gauge, "kv_cache_usage_perc", "Share of the cache's rows in use.", share),
+            (counter, "prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
+            (counter, "generation_tokens", "Tokens of the output.", stats.num_emitted_tokens),
+            (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
+            (counter, "prefix_cache_hits", "Prompt tokens in the cache.", stats.num_cached_tokens),
         ):
-            yield GaugeMetricFamily(f"{prefix}:{name}", text, value=value)
-        for name, text, value in (
-            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
-            ("generation_tokens", "Tokens of the output.", stats.num_emitted_tokens),
-            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
-            ("prefix_cache_hits", "Prompt tokens found in the cache.", stats.num_cached_tokens),
-        ):
-            yield CounterMetricFamily(f"{prefix}:{name}", text, value=value)
+            yield kind(f"{prefix}:{name}", text, value=value)
         text = "Rounds without a draft, by the policy's or another reason."
         plain = CounterMetricFamily(f"{prefix}:plain_rounds", text, labels=["reason"])
         for reason, count in stats.num_plain_rounds_by_reason.items():

@@ -9,6 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,12 +75,10 @@ class AnswerJob:
     Args:
         requests: the engine requests.
         key: namespace of the client's key.
-        loop: where the updates are awaited.
     """
 
     requests: Sequence[EngineRequest]
     key: str
-    loop: asyncio.AbstractEventLoop
     updates: asyncio.Queue[Update | Exception] = field(default_factory=asyncio.Queue)
     started: float = field(default_factory=perf_counter)
     left: int = 0
@@ -138,6 +137,8 @@ class EngineService:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._outbox: list[tuple[AnswerJob, Update | Exception]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Event loop in which all jobs are awaited."""
         self._round_seconds = 0.0
         # What the engine says goes to whoever listens where the service was made.
         run = partial(copy_context().run, self._run)
@@ -199,7 +200,8 @@ class EngineService:
             ApiError: if too many wait, or the engine refuses one of them; then none runs.
         """
         self.admit(len(requests), key)
-        job = AnswerJob(requests, key, asyncio.get_running_loop(), left=len(requests))
+        self._loop = asyncio.get_running_loop()
+        job = AnswerJob(requests, key, left=len(requests))
         accepted = Future[None]()
         self._open[key] += len(requests)
         self._inbox.put(lambda: self._take(job, accepted))
@@ -249,7 +251,6 @@ class EngineService:
             while self._take_all(wait=not self.engine.has_work):
                 if self.engine.has_work:
                     self._step(self.engine)
-                self._publish_ended(self.engine)
                 if not self.engine.has_work:
                     self._flush()
         finally:
@@ -307,32 +308,23 @@ class EngineService:
             logger.exception("a round failed; all requests end")
             self._fail_all(ApiError.of(error))
             return
-        now, by_request = perf_counter(), defaultdict[int, list[TokenEvent]](list)
+        now, took = perf_counter(), self._round_seconds
+        by_request = defaultdict[int, list[TokenEvent]](list)
         for event in events:
             by_request[event.request_id].append(event)
-        for number, new in by_request.items():
+        # Some end without a token, by an error.
+        ended = engine.ended
+        for number in dict.fromkeys([*by_request, *ended]):
+            completion = engine.completion(number) if number in ended else None
             running = self._running.get(number)
             if running is None:
                 continue
-            running.first = running.first or now - self._round_seconds
-            ended = new[-1].finish_reason is not None
-            completion = engine.completion(number) if ended else None
-            since, took = now - running.first, self._round_seconds
-            update = Update(running.index, new, completion, since, took, running.forced)
-            self._publish(number, update)
-
-    def _publish_ended(self, engine: Engine) -> None:
-        """Publish the ends that came without a token, by an error."""
-        for number in engine.ended:
-            completion, running = engine.completion(number), self._running.get(number)
-            if running is not None:
-                self._publish(number, Update(running.index, (), completion))
-
-    def _publish(self, number: int, update: Update) -> None:
-        running = self._running[number]
-        if update.completion is not None:
-            del self._running[number]
-        self._outbox.append((running.job, update))
+            if completion is not None:
+                del self._running[number]
+            running.first = running.first or now - took
+            counts = now - running.first, took, running.forced
+            update = Update(running.index, by_request[number], completion, *counts)
+            self._outbox.append((running.job, update))
 
     def _fail_all(self, error: ApiError) -> None:
         """End all requests with an error."""
@@ -342,26 +334,15 @@ class EngineService:
         self._flush()
 
     def _flush(self) -> None:
-        """Hand all updates of a round to asyncio, in one call an event loop."""
-        by_loop = defaultdict[
-            asyncio.AbstractEventLoop, list[tuple[AnswerJob, Update | Exception]]
-        ](list)
-        for job, update in self._outbox:
-            by_loop[job.loop].append((job, update))
-        self._outbox.clear()
-        for loop, updates in by_loop.items():
-            _call(loop, partial(self._deliver, updates))
+        """Hand all updates of a round to asyncio in one call."""
+        updates, self._outbox = self._outbox, []
+        # The event loop of clients that have gone may have ended.
+        with suppress(RuntimeError):
+            if updates and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._deliver, updates)
 
     def _deliver(self, updates: Sequence[tuple[AnswerJob, Update | Exception]]) -> None:
         for job, update in updates:
             job.updates.put_nowait(update)
             if isinstance(update, Update):
                 self.on_update(job, update)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Call a function in an event loop, unless that has ended."""
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        logger.debug("the event loop of a job has ended")
