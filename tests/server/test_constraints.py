@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,7 @@ def test_forced_tokens_save_rounds_even_beside_a_drafter_without_drafts() -> Non
 
 def test_tokens_that_a_grammar_forces_are_not_the_clients_prediction() -> None:
     [case] = [case for case in DRAFTERS if case.name == "prediction"]
+    case = replace(case, config={**case.config, "method": "prediction"})
     prediction = {"type": "content", "content": "~~~~"}
     with client(state_of(byte_engine(case))) as one:
         found = one.chat(temperature=0.0, prediction=prediction, **BY_SCHEMA)
