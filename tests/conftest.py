@@ -1,6 +1,7 @@
 """Shared by all tests."""
 # ruff: noqa: E402
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ pytest.register_assert_rewrite("tests.helpers")
 from forerun import _native
 from forerun.engine.guarded import GuardedDrafter
 from forerun.engine.requests import Running
+from forerun.policies import calibration
 from tests.helpers.skips import pytest_addoption, pytest_runtest_makereport
 
 __all__ = ["pytest_addoption", "pytest_runtest_makereport"]  # hooks
@@ -46,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 _numbers = count()
 
 
@@ -56,6 +64,12 @@ def empty_home(monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("FORERUN_CACHE", str(home / "cache"))
     return home
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few passes over a target that policy `auto` times, which it does anew in every empty home."""
+    monkeypatch.setattr(calibration, "PASSES", 6)
 
 
 @pytest.fixture(autouse=True)

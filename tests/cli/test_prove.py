@@ -101,22 +101,6 @@ def test_people_see_all_parts_and_the_outcome(prove: Any) -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_the_certificate(prove: Any, tmp_path: Any) -> None:
-    path = tmp_path / "certificate.md"
-    prove("--certificate", str(path), "--json", *UNENUMERATED)
-    text = path.read_text()
-    for words in (
-        "# Exactness of",
-        "| forerun |",
-        "| rule | auto |",
-        "| seed | 0 |",
-        "By equality",
-    ):
-        assert words in text
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.endswith("|") for line in tables)
-
-
 @pytest.mark.parametrize("rule", ["token", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_other_rules(prove: Any, rule: str) -> None:
     content = json.loads(prove("--json", *UNENUMERATED, "--rejection-sample-method", rule).stdout)

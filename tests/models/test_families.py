@@ -22,7 +22,6 @@ from tests.helpers.backends import on_both
 from tests.helpers.forwards import most_likely, run
 from tests.helpers.tiny_models import FAMILIES, NATIVE, VOCAB, random_model, tiny_config
 
-LENGTH = 40
 # Of several lengths, more than there are rows; the last begins as the first does.
 PROMPTS = [[5, 7, 5, 7, 5], [11], [9, 2, 30, 9, 2, 30, 9, 2, 30, 8], [5, 7, 5, 7, 5, 6, 7]]
 _HALF = {"rope_type": "default", "rope_theta": 1e4}
@@ -64,15 +63,18 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
 ) -> None:
     reference, place = saved(name)
     model = load_model(place, dtype="fp32", device="cpu", backend=backend)
-    params = SamplingParams(temperature=0, max_tokens=LENGTH)
     trees = SpeculativeConfig(tree="auto", num_tree_nodes=6)
-    for drafter, config in ((None, None), (NgramDrafter(1, 3), trees)):
+    # Several times the windows, and with drafts several times their length.
+    for drafter, config, length in ((None, None, 12), (NgramDrafter(1, 3), trees, 20)):
+        params = SamplingParams(temperature=0, max_tokens=length)
         engine = Engine(model, drafter, config, max_batch_size=2)
         texts = [list(done.token_ids) for done in engine.generate(PROMPTS, params)]
         for prompt, text in zip(PROMPTS, texts, strict=True):
-            assert (text, len(text)) == (most_likely(reference, prompt, text), LENGTH)
-        again = engine.generate([[*PROMPTS[0], *texts[0][:20]]], params)[0]
-        assert list(again.token_ids[: LENGTH - 20]) == texts[0][20:], "a row's prefix is used again"
+            assert (text, len(text)) == (most_likely(reference, prompt, text), length)
+        again = engine.generate([[*PROMPTS[0], *texts[0][: length // 2]]], params)[0]
+        assert list(again.token_ids[: length // 2]) == texts[0][length // 2 :], (
+            "a row's prefix is used again"
+        )
 
 
 def long_config() -> Any:

@@ -18,3 +18,8 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return Calibrated(calibrate(target, rows).table)
 
     monkeypatch.setattr(memory, "calibrate", quiet)
+
+
+@pytest.fixture
+def short_calibration() -> None:
+    """All passes: here the timing itself is tested."""
