@@ -54,6 +54,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end everything is let go, or the kernels report what leaked."""
+    gc.unfreeze()
+
+
 _numbers = count()
 
 
