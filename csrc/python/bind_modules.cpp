@@ -67,12 +67,11 @@ std::int64_t tokens_of(const States& x, std::int64_t size, const StatesOut& out,
   return tokens;
 }
 
-void run_linear(LinearModule& linear, ThreadPool& pool, const States& x, const StatesOut& out,
-                bool accumulate) {
+void run_linear(LinearModule& linear, ThreadPool& pool, const States& x, const StatesOut& out) {
   const std::int64_t tokens = tokens_of(x, linear.cols(), out, linear.rows());
   const nb::gil_scoped_release released;
   const Forward forward(pool, linear.rows() * linear.cols() > kAlone);
-  linear.run(x.data(), tokens, out.data(), pool, accumulate);
+  linear.run(x.data(), tokens, out.data(), pool);
 }
 
 void run_norm(const NormModule& norm, ThreadPool& pool, const States& x, const StatesOut& out) {
@@ -176,18 +175,6 @@ void run_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache, std::vector
   layer.run(batch, inputs, out.data(), pool);
 }
 
-void append_to_layer(LayerModule& layer, ThreadPool& pool, KvCache& cache,
-                     std::vector<std::int64_t> rows, const Lists& positions,
-                     const Array<const float, 3>& x) {
-  const BatchArguments arguments(std::move(rows), positions, std::nullopt);
-  const BatchRows batch = arguments.of(cache);
-  expect(is_shaped(x, {arguments.size(), arguments.width(), layer.cols()}), "x");
-  const auto held = lock(cache);
-  const nb::gil_scoped_release released;
-  const Forward forward(pool);
-  layer.append(batch, x.data(), pool);
-}
-
 }  // namespace
 
 void bind_modules(nb::module_& m) {
@@ -198,7 +185,7 @@ void bind_modules(nb::module_& m) {
            nb::arg("level") = "")
       .def_prop_ro("weight_bytes", &LinearModule::weight_bytes)
       .def("run", &run_linear, nb::arg("pool"), nb::arg("x"), nb::arg("out").noconvert(),
-           nb::arg("accumulate") = false, "From [..., cols] to [..., rows], or added to that.");
+           "From [..., cols] to [..., rows].");
 
   nb::class_<NormModule>(m, "Norm", "By the root mean square or, with a bias, a layer norm.")
       .def(
@@ -227,9 +214,7 @@ void bind_modules(nb::module_& m) {
           nb::arg("rows"), nb::arg("capacity"), nb::rv_policy::take_ownership)
       .def("run", &run_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
            nb::arg("positions"), nb::arg("x"), nb::arg("tree_mask").none(),
-           nb::arg("out").noconvert(), "From inputs [B, n, size] each to [B, n, hidden].")
-      .def("append", &append_to_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("rows"),
-           nb::arg("positions"), nb::arg("x"), "The keys and values alone, of [B, n, cols].");
+           nb::arg("out").noconvert(), "From inputs [B, n, size] each to [B, n, hidden].");
 }
 
 }  // namespace forerun::cpu

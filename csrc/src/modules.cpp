@@ -70,8 +70,7 @@ std::int64_t LinearModule::rows() const { return parts_->linear.matrix.shape().r
 std::int64_t LinearModule::cols() const { return parts_->linear.matrix.shape().cols; }
 std::size_t LinearModule::weight_bytes() const { return parts_->memory.size(); }
 
-void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool,
-                       bool accumulate) {
+void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool) {
   if (tokens < 1) return;
   const FloatMode mode(FloatMode::Subnormals::ieee);
   Parts& p = *parts_;
@@ -80,7 +79,7 @@ void LinearModule::run(const float* x, std::int64_t tokens, float* y, ThreadPool
     p.norm.run(x, tokens, p.normed.data(), p.limit, pool);
     x = p.normed.data();
   }
-  p.linear.run(x, tokens, y, p.activations, pool, {nullptr, accumulate});
+  p.linear.run(x, tokens, y, p.activations, pool);
 }
 
 struct NormModule::Parts {
@@ -279,18 +278,6 @@ void LayerModule::run(const BatchRows& batch, const std::vector<LayerInput>& inp
     float* to = y + tokens.indices[size_of(i)] * hidden();
     std::memcpy(to, out + i * hidden(), size_of(hidden()) * 4);
   }
-}
-
-void LayerModule::append(const BatchRows& batch, const float* x, ThreadPool& pool) {
-  Parts& p = *parts_;
-  check_cache(batch.cache->shape(), cache_shape(1, 1));
-  const FloatMode mode(FloatMode::Subnormals::ieee);
-  const NewTokens tokens = take_slots(batch);
-  if (tokens.count() == 0) return;
-  p.read({{x, cols()}}, std::vector<Norm>(1), tokens, nullptr, pool);
-  p.rotary.reach(tokens.furthest);
-  LayerRun run{*batch.cache, tokens, p.space, pool};
-  p.attention.append(run, 0, p.x.data());
 }
 
 void run_activation(Activation activation, bool gated, const float* x, std::int64_t tokens,

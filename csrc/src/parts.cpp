@@ -239,18 +239,6 @@ void SelfAttention::attend(LayerRun& run, std::int64_t index) const {
   }
 }
 
-void SelfAttention::append(LayerRun& run, std::int64_t index, const float* x) const {
-  LayerSpace& space = run.space;
-  const std::int64_t tokens = run.tokens.count();
-  space.qkv.reserve(tokens * qkv_rows());
-  qkv.run(x, tokens, space.qkv.data(), space.activations, run.pool);
-  norm_whole(run);
-  prepare_heads(run, index);
-  for (const RowMask& mask : run.tokens.masks) {
-    run.cache.set_length(index, mask.row, mask.start + mask.count);
-  }
-}
-
 void SelfAttention::prepare_heads(LayerRun& run, std::int64_t index) const {
   const auto heads = static_cast<std::int64_t>(run.tokens.masks.size()) * shape.kv_heads;
   run.pool.for_ranges(heads, 1, [&](const Range& r) {

@@ -145,8 +145,6 @@ struct SelfAttention {
   // x [tokens, cols] to y [tokens, hidden], by and into layer `index` of the cache.
   void run(LayerRun& run, std::int64_t index, const float* x, float* y, bool accumulate = false,
            const PackedMatrix* next = nullptr) const;
-  // The keys and values of x alone, without prepare().
-  void append(LayerRun& run, std::int64_t index, const float* x) const;
 
  private:
   View layer_view(const View& view) const;

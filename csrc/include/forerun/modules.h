@@ -47,9 +47,8 @@ class LinearModule {
   std::int64_t cols() const;
   std::size_t weight_bytes() const;
 
-  // y [tokens, rows] of x [tokens, cols], or added to y.
-  void run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool,
-           bool accumulate = false);
+  // y [tokens, rows] of x [tokens, cols].
+  void run(const float* x, std::int64_t tokens, float* y, ThreadPool& pool);
 
  private:
   struct Parts;
@@ -119,10 +118,6 @@ class LayerModule {
   // the batch, std::invalid_argument for inputs that do not fit.
   void run(const BatchRows& batch, const std::vector<LayerInput>& inputs, float* y,
            ThreadPool& pool);
-
-  // The keys and values alone, of what the attention reads, x [rows, width, cols]. Throws the same
-  // for the batch.
-  void append(const BatchRows& batch, const float* x, ThreadPool& pool);
 
  private:
   struct Parts;

@@ -110,8 +110,8 @@ class Linear:
     @property
     def weight_bytes(self) -> int: ...
 
-    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], accumulate: bool = False) -> None:
-        """From [..., cols] to [..., rows], or added to that."""
+    def run(self, pool: ThreadPool, x: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+        """From [..., cols] to [..., rows]."""
 
 class Norm:
     """By the root mean square or, with a bias, a layer norm."""
@@ -138,9 +138,6 @@ class Layer:
 
     def run(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]], tree_mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
         """From inputs [B, n, size] each to [B, n, hidden]."""
-
-    def append(self, pool: ThreadPool, cache: KvCache, rows: Sequence[int], positions: Sequence[Sequence[int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None:
-        """The keys and values alone, of [B, n, cols]."""
 
 def uniform(seed: int, position: int, purpose: int, node: int) -> float: ...
 
