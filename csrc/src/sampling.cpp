@@ -43,7 +43,7 @@ class Race {
   double score_ = -std::numeric_limits<double>::infinity();
 };
 
-// The same with a noise that is made for few tokens; those come in order of ids.
+// A race whose noise is made for blocks of tokens that take part; they enter in order of ids.
 class NoisyRace {
  public:
   explicit NoisyRace(const Noise& noise) : noise_(noise) {}

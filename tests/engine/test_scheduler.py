@@ -186,21 +186,35 @@ class Clock:
         return self.now
 
 
-def test_streams_wait_for_a_long_prompt_no_longer_than_two_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def timed_engine(monkeypatch: pytest.MonkeyPatch, rows: int) -> tuple[Engine, Clock]:
+    """An engine on a clock that its passes move: each costs 20 and a token 1."""
     clock, target = Clock(), ToyModel(11)
     forward = target.forward
 
     def run(batch: Batch, cache: Any) -> ForwardOutput:
         output = forward(batch, cache)
-        # A pass costs 20 and a token 1.
         clock.now += 20 + sum(batch.counts)
         return output
 
     monkeypatch.setattr(target, "forward", run)
     monkeypatch.setattr(scheduler_module, "perf_counter", clock)
-    one = Engine(target, max_batch_size=9)
+    return Engine(target, max_batch_size=rows), clock
+
+
+def waits_until_all_began(one: Engine, clock: Clock, ids: list[int]) -> list[float]:
+    """Time of each step until all of some requests have a token."""
+    waits, missing = list[float](), set(ids)
+    while missing:
+        before = clock.now
+        missing -= {event.request_id for event in one.step()}
+        waits.append(clock.now - before)
+    return waits
+
+
+def test_streams_wait_for_a_long_prompt_no_longer_than_two_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, clock = timed_engine(monkeypatch, rows=9)
     params = SamplingParams(temperature=0.0, max_tokens=100)
     for start in range(8):
         one.add([start, 1], params)
@@ -208,17 +222,44 @@ def test_streams_wait_for_a_long_prompt_no_longer_than_two_rounds(
     started = clock.now
     one.step()
     round_time = clock.now - started
-    long = one.add([5, 6] * 200, params)
-    waits = []
-    while one.has_work:
-        before = clock.now
-        events = one.step()
-        waits.append(clock.now - before)
-        if any(event.request_id == long for event in events):
-            break
+    waits = waits_until_all_began(one, clock, [one.add([5, 6] * 200, params)])
     assert max(waits) <= 2 * round_time + 10
     # And the prompt gets on: a chunk takes about as long as a round.
     assert len(waits) < 60
+
+
+def test_streams_wait_for_many_short_prompts_no_longer_than_for_one_pass_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each prompt is a pass of its own: what bounds them is their time, and not the number of tokens."""
+    one, clock = timed_engine(monkeypatch, rows=16)
+    params = SamplingParams(temperature=0.0, max_tokens=100)
+    for start in range(4):
+        one.add([start, 1], params)
+    waits_until_all_began(one, clock, list(range(4)))
+    # Prompts that need one more pass than the allowed time has room for; then the round itself.
+    most = (
+        scheduler_module.CHUNK_SHARE * scheduler_module.CROWDED * (20 + 15) + (20 + 5) + (20 + 15)
+    )
+    waits = waits_until_all_began(one, clock, [one.add([5] * k, params) for k in [6] * 11])
+    assert max(waits) <= most
+    assert len(waits) < 12
+
+
+def test_a_long_prompt_gets_on_where_no_request_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of one token end in their first round, so that no stream ever runs."""
+    monkeypatch.setattr(scheduler_module, "LARGEST_CHUNK", 32)
+    one, params = (
+        Engine(ToyModel(11), max_batch_size=3),
+        SamplingParams(max_tokens=1, temperature=0.0),
+    )
+    long, began = one.add([1, 2] * 200, params), set[int]()
+    for round_ in range(80):
+        one.add([3, round_ % 11] * 16, params)
+        began |= {event.request_id for event in one.step()}
+        if long in began:
+            break
+    assert long in began
 
 
 def test_a_batch_that_starts_together_is_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +273,8 @@ def test_a_batch_that_starts_together_is_run_at_once(monkeypatch: pytest.MonkeyP
 
 def test_prompts_beside_a_stream_are_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "SMALLEST_CHUNK", 60)
-    one = Engine(ToyModel(11), max_batch_size=4)
+    monkeypatch.setattr(scheduler_module, "CHUNK_SHARE", 5.0)
+    one, _ = timed_engine(monkeypatch, rows=4)
     one.add([1, 2], SamplingParams(temperature=0.0, max_tokens=50))
     one.step()
     for start in range(3):

@@ -33,7 +33,7 @@ template <class T>
 RowState warp_row(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
                   RowScratch<T>& scratch);
 
-// The same, but a row of few tokens is left in `sparse`, and `probs` as it was.
+// As warp_row, but a row of few tokens is left in `sparse`, and `probs` as it was.
 template <class T>
 RowState warp_row_sparsely(const T* logits, std::int64_t vocab, const Warp& warp, T* probs,
                            SparseRow<T>& sparse, RowScratch<T>& scratch);

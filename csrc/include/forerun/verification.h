@@ -38,9 +38,9 @@ class WarpedRows {
 
   // All throw RowError for a row that holds NaN or inf, or leaves no token possible.
   const T* row(std::int64_t index);
-  // One value of it, for which a row of few tokens need not be written out.
+  // The probability of a token in a row; a row of few tokens is not written out for it.
   T prob(std::int64_t index, std::int64_t token);
-  // The token that the noise draws from it; nor need it for that.
+  // The token that the noise draws from a row; a row of few tokens is not written out for it.
   std::int64_t couple(std::int64_t index, const Noise& noise);
 
  private:

@@ -78,11 +78,15 @@ class MeasuredPair:
 
     @property
     def speedup(self) -> float:
-        """Plain seconds over the setting's, for an output as long as the plain one."""
+        """Plain seconds over the setting's, for an output as long as the shorter one."""
         assert self.side is not None
         assert self.plain is not None
-        side, prefill = self.side, self.side.stages.get("prefill", 0.0)
-        return self.plain.seconds / at_length(side.seconds, prefill, side.tokens, self.plain.tokens)
+        tokens = min(self.side.tokens, self.plain.tokens)
+        plain, own = (
+            at_length(side.seconds, side.stages.get("prefill", 0.0), side.tokens, tokens)
+            for side in (self.plain, self.side)
+        )
+        return plain / own
 
     def as_dict(self) -> dict[str, Any]:
         """Content of the row's line in a file."""

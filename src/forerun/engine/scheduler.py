@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +19,11 @@ from forerun.models.running import common_prefix
 # Prompt tokens that are run at once while no stream waits.
 LARGEST_CHUNK = 512
 # Prompt tokens that are run at least between two rounds, however long they take.
-SMALLEST_CHUNK = 8
-# Share of a round's time that prompts between two rounds may take, and more where more requests wait
-# than run: a batch that fills late is slow for all. The number of tokens is adjusted afterwards.
-CHUNK_SHARE = 0.7
+SMALLEST_CHUNK = 16
+# Share of a round's time that prompts between two rounds may take, up to CROWDED times as much where more
+# requests wait than run, because a batch that fills late is slow for all. The number of tokens is adjusted
+# afterwards.
+CHUNK_SHARE, CROWDED = 0.7, 2.0
 
 
 class Scheduler:
@@ -30,7 +32,8 @@ class Scheduler:
     After its request has ended, a row keeps its tokens until it is needed: admission takes the row
     where fewest tokens have to be run, now or when the text that it loses goes on. Only requests of
     the same namespace share a prefix. While streams are running, prompts are run between rounds in
-    chunks that take about as long as a round, so that no stream waits for more than two rounds' time.
+    chunks that take about as long as a round, so that streams wait for about two rounds' time, and for three
+    where more requests wait than run.
 
     Its whole state follows from `rows` and `waiting`, so that `settle` can restore it after an
     interruption at any point.
@@ -93,7 +96,7 @@ class Scheduler:
     def ready(self, round_seconds: float) -> list[Running]:
         """Run prompts and return the requests of the next round: all their tokens but the newest are cached.
 
-        Short prompts are run first: for about one round's time if streams wait for the next round,
+        Short prompts are run first: for one or two rounds' time if streams wait for the next round,
         otherwise `LARGEST_CHUNK` tokens of them.
 
         Args:
@@ -108,26 +111,32 @@ class Scheduler:
         return joining
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
-        streams = sum(bool(other.num_output_tokens) for other in self.admitted)
-        if not streams:
-            self._run_chunks(left, LARGEST_CHUNK)
-            return
         # Every fourth time the oldest prompt is first, so that short ones cannot hold it up for good.
         self._chunks += 1
         if not self._chunks % 4:
             left = sorted(left, key=_order)
-        started = perf_counter()
-        if self._run_chunks(left, self._chunk) == self._chunk:
-            allowed = CHUNK_SHARE * max(1.0, len(left) / streams) * round_seconds
+        streams = sum(bool(other.num_output_tokens) for other in self.admitted)
+        if not streams:
+            self._run_chunks(left, LARGEST_CHUNK, math.inf)
+            return
+        crowd = min(max(len(left) / streams, 1.0), CROWDED)
+        allowed, started = CHUNK_SHARE * crowd * round_seconds, perf_counter()
+        if self._run_chunks(left, self._chunk, allowed) == self._chunk:
             # At most twice as many as last time, but as many fewer as those took too long.
             growth = min(allowed / max(perf_counter() - started, 1e-9), 2.0)
             self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
 
-    def _run_chunks(self, left: list[Running], most: int) -> int:
-        """Run the next tokens of prompts, one after the other; return their number, `most` at most."""
-        num_tokens = 0
+    def _run_chunks(self, left: list[Running], most: int, seconds: float) -> int:
+        """Run the next tokens of prompts, one after the other, and return their number.
+
+        Args:
+            left: prompts; at least one gets on.
+            most: most tokens.
+            seconds: time after which no further prompt is begun.
+        """
+        num_tokens, started = 0, perf_counter()
         for running in left:
-            if num_tokens < most:
+            if num_tokens < most and (not num_tokens or perf_counter() - started < seconds):
                 count = min(self._missing(running), most - num_tokens)
                 self._run_chunk(running, count)
                 num_tokens += count

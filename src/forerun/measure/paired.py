@@ -83,9 +83,10 @@ class Pair:
 
     @property
     def speedup(self) -> float:
-        """Plain seconds over speculative ones, for an output as long as the plain one."""
-        seconds = self.speculative.seconds_for(len(self.plain.events))
-        return self.plain.seconds / seconds if seconds else 0.0
+        """Plain seconds over speculative ones, for an output as long as the shorter one."""
+        tokens = min(len(self.plain.events), len(self.speculative.events))
+        seconds = self.speculative.seconds_for(tokens)
+        return self.plain.seconds_for(tokens) / seconds if seconds else 0.0
 
     @property
     def decode_speedup(self) -> float:

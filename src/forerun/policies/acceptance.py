@@ -79,7 +79,7 @@ class Rates:
         return rates
 
     def without(self, part: Rates) -> Rates:
-        """Rates without the rounds of `part`, which were taken in here too; `part` fades to their age."""
+        """Rates without the rounds of `part`, which were taken in here too; `part` is aged in place."""
         rest, missing = Rates(self._memory), repeat(0.0)
         part.forget(self.rounds - part.rounds)
         rest.at_risk = [
