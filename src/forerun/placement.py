@@ -12,16 +12,16 @@ from forerun.options import Text, known, options
 if TYPE_CHECKING:
     import torch
 
-DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-"""Names of torch's own precisions."""
+DTYPE_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+"""Names of torch's precisions, and torch's own names of them."""
 
 _LONG_NAMES = {
-    **{name: short for short, name in DTYPES.items()},
+    **{name: short for short, name in DTYPE_NAMES.items()},
     "half": "fp16",
     "float": "fp32",
     "double": "fp64",
 }
-PRECISIONS = (*DTYPES, "int8", "int4")
+PRECISIONS = (*DTYPE_NAMES, "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BACKENDS = ("auto", "kernels", "torch")
 KV_DTYPES = ("auto", "fp32", "bf16", "int8", "int4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.helpers.kernel_models import model, needs_kernels
 from tests.matrix import TARGET
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+LONG = SamplingParams(temperature=0.0, max_tokens=100)
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
@@ -186,8 +188,8 @@ class Clock:
         return self.now
 
 
-def timed_engine(monkeypatch: pytest.MonkeyPatch, rows: int) -> tuple[Engine, Clock]:
-    """An engine on a clock that its passes move: each costs 20 and a token 1."""
+def timed_engine(monkeypatch: pytest.MonkeyPatch, rows: int, streams: int) -> tuple[Engine, Clock]:
+    """An engine with running streams, on a clock that its passes move: each costs 20 and a token 1."""
     clock, target = Clock(), ToyModel(11)
     forward = target.forward
 
@@ -198,7 +200,9 @@ def timed_engine(monkeypatch: pytest.MonkeyPatch, rows: int) -> tuple[Engine, Cl
 
     monkeypatch.setattr(target, "forward", run)
     monkeypatch.setattr(scheduler_module, "perf_counter", clock)
-    return Engine(target, max_batch_size=rows), clock
+    one = Engine(target, max_batch_size=rows)
+    waits_until_all_began(one, clock, [one.add([start, 1], LONG) for start in range(streams)])
+    return one, clock
 
 
 def waits_until_all_began(one: Engine, clock: Clock, ids: list[int]) -> list[float]:
@@ -214,15 +218,11 @@ def waits_until_all_began(one: Engine, clock: Clock, ids: list[int]) -> list[flo
 def test_streams_wait_for_a_long_prompt_no_longer_than_two_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, clock = timed_engine(monkeypatch, rows=9)
-    params = SamplingParams(temperature=0.0, max_tokens=100)
-    for start in range(8):
-        one.add([start, 1], params)
-    one.step()
+    one, clock = timed_engine(monkeypatch, rows=9, streams=8)
     started = clock.now
     one.step()
     round_time = clock.now - started
-    waits = waits_until_all_began(one, clock, [one.add([5, 6] * 200, params)])
+    waits = waits_until_all_began(one, clock, [one.add([5, 6] * 200, LONG)])
     assert max(waits) <= 2 * round_time + 10
     # And the prompt gets on: a chunk takes about as long as a round.
     assert len(waits) < 60
@@ -232,16 +232,12 @@ def test_streams_wait_for_many_short_prompts_no_longer_than_for_one_pass_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each prompt is a pass of its own: what bounds them is their time, and not the number of tokens."""
-    one, clock = timed_engine(monkeypatch, rows=16)
-    params = SamplingParams(temperature=0.0, max_tokens=100)
-    for start in range(4):
-        one.add([start, 1], params)
-    waits_until_all_began(one, clock, list(range(4)))
+    one, clock = timed_engine(monkeypatch, rows=16, streams=4)
     # Prompts that need one more pass than the allowed time has room for; then the round itself.
     most = (
         scheduler_module.CHUNK_SHARE * scheduler_module.CROWDED * (20 + 15) + (20 + 5) + (20 + 15)
     )
-    waits = waits_until_all_began(one, clock, [one.add([5] * k, params) for k in [6] * 11])
+    waits = waits_until_all_began(one, clock, [one.add([5] * 6, LONG) for _ in range(11)])
     assert max(waits) <= most
     assert len(waits) < 12
 
@@ -274,9 +270,7 @@ def test_a_batch_that_starts_together_is_run_at_once(monkeypatch: pytest.MonkeyP
 def test_prompts_beside_a_stream_are_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "SMALLEST_CHUNK", 60)
     monkeypatch.setattr(scheduler_module, "CHUNK_SHARE", 5.0)
-    one, _ = timed_engine(monkeypatch, rows=4)
-    one.add([1, 2], SamplingParams(temperature=0.0, max_tokens=50))
-    one.step()
+    one, _ = timed_engine(monkeypatch, rows=4, streams=1)
     for start in range(3):
         one.add([start] * 21, GREEDY)
     assert len({event.request_id for event in one.step()}) == 4
@@ -294,6 +288,27 @@ def test_the_hook_on_forward_is_called_before_each_pass(monkeypatch: pytest.Monk
     one.watch_rounds(None, on_forward=lambda: calls.append("hook"))
     one.generate([[1, 2, 3], [4, 5]], GREEDY)
     assert calls == ["hook", "forward"] * (len(calls) // 2)
+
+
+def test_the_hook_on_forward_is_called_before_a_model_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft model may take long: what the last round emitted need not wait for it."""
+    calls, propose = list[str](), DraftModelDrafter.propose
+
+    def run(drafter: DraftModelDrafter, *args: Any) -> Any:
+        calls.append("propose")
+        return propose(drafter, *args)
+
+    monkeypatch.setattr(DraftModelDrafter, "propose", run)
+    draft = ToyModel(11)
+    drafter = DraftModelDrafter(draft, 1, draft.max_context)
+    one = Engine(ToyModel(11), drafter, SpeculativeConfig(policy="fixed"), max_batch_size=1)
+    one.watch_rounds(None, on_forward=lambda: calls.append("hook"))
+    one.generate([1, 2, 3], GREEDY)
+    before = [earlier for earlier, later in pairwise(calls) if later == "propose"]
+    assert before == ["hook"] * len(before) != []
+    assert "propose hook" in " ".join(calls), "and before the target's pass"
 
 
 @needs_kernels

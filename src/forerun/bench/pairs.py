@@ -20,7 +20,6 @@ from forerun.errors import ConfigError
 from forerun.measure import intervals
 from forerun.measure.intervals import Interval
 from forerun.measure.ledger import Format
-from forerun.measure.turns import at_length
 
 PLAIN = "plain"
 Place = tuple[str, float, int]
@@ -82,11 +81,7 @@ class MeasuredPair:
         assert self.side is not None
         assert self.plain is not None
         tokens = min(self.side.tokens, self.plain.tokens)
-        plain, own = (
-            at_length(side.seconds, side.stages.get("prefill", 0.0), side.tokens, tokens)
-            for side in (self.plain, self.side)
-        )
-        return plain / own
+        return self.plain.seconds_for(tokens) / self.side.seconds_for(tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """Content of the row's line in a file."""

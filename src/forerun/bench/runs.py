@@ -18,6 +18,7 @@ from forerun.engine.requests import Completion
 from forerun.errors import PromptError
 from forerun.measure.paired import alone, empty_caches
 from forerun.measure.questions import Question
+from forerun.measure.turns import at_length
 from forerun.params import SamplingParams
 from forerun.progress import report
 
@@ -226,6 +227,10 @@ class Side:
     def rate(self) -> float:
         """Generated tokens a second."""
         return self.tokens / self.seconds
+
+    def seconds_for(self, tokens: int) -> float:
+        """Seconds of an output of `tokens` tokens at this run's speed."""
+        return at_length(self.seconds, self.stages.get("prefill", 0.0), self.tokens, tokens)
 
 
 def side_of(run: Timed) -> Side:

@@ -289,8 +289,8 @@ class Engine:
     ) -> None:
         """Call `see` (a function or None) after every round, with its drafts, verdicts and seconds by stage.
 
-        `on_forward` is called before each forward pass of the target, during which other threads
-        can run Python.
+        `on_forward` is called before a model drafts, and before each forward pass of the target,
+        during which other threads can run Python.
 
         Raises:
             ConfigError: for a hook that is not a function.

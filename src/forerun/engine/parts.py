@@ -24,6 +24,7 @@ from forerun.core import (
 from forerun.drafters.base import BaseDrafter
 from forerun.engine.config import SpeculativeConfig
 from forerun.engine.guarded import GuardedDrafter
+from forerun.engine.requests import Running
 from forerun.engine.settings import check_depth, new_cache
 from forerun.randomness import Randomness
 from forerun.trees.search import resolve_tree
@@ -113,7 +114,7 @@ class Parts:
         tree: the config's tree, read from its file.
         rules: rules in use by name; a rule added here replaces that of the table.
         on_round: called after each round.
-        on_forward: called before each forward pass of the target.
+        on_forward: called before a model drafts, and before each forward pass of the target.
     """
 
     target: CausalLM
@@ -176,6 +177,13 @@ class Parts:
             promises.append(self.rule_named(rule).exactness)
         approximate = self.evicts or Exactness.APPROXIMATE in promises
         return Exactness.APPROXIMATE if approximate else self.target.exactness
+
+    def propose(self, batch: Sequence[Running], plans: Sequence[Plan]) -> list[Draft]:
+        """A draft for each request of a batch, by its plan."""
+        drafts = any(plan.num_tokens for plan in plans) and not self.drafter.looks_up
+        if drafts and self.on_forward is not None:
+            self.on_forward()
+        return self.guarded.propose(batch, plans, self.randomness)
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """Run the target on a batch."""

@@ -54,11 +54,8 @@ def run_round(parts: Parts, batch: Sequence[Running]) -> None:
     for request in requests:
         parts.eviction.evict(request.row)
     plans = _plan(parts, batch)
-    drafts = parts.guarded.propose(batch, plans, parts.randomness)
-    drafts = [
-        draft if running.request.params.mask is None else _forced(parts, running, plan, draft)
-        for running, plan, draft in zip(batch, plans, drafts, strict=True)
-    ]
+    drafts = parts.propose(batch, plans)
+    drafts = [_forced(parts, *pair) for pair in zip(batch, plans, drafts, strict=True)]
     drafted = perf_counter()
     output = _run_target(parts, requests, drafts)
     ran = perf_counter()

@@ -117,26 +117,26 @@ class Scheduler:
             left = sorted(left, key=_order)
         streams = sum(bool(other.num_output_tokens) for other in self.admitted)
         if not streams:
-            self._run_chunks(left, LARGEST_CHUNK, math.inf)
+            self._run_chunks(left, LARGEST_CHUNK, deadline=math.inf)
             return
         crowd = min(max(len(left) / streams, 1.0), CROWDED)
         allowed, started = CHUNK_SHARE * crowd * round_seconds, perf_counter()
-        if self._run_chunks(left, self._chunk, allowed) == self._chunk:
+        if self._run_chunks(left, self._chunk, started + allowed) == self._chunk:
             # At most twice as many as last time, but as many fewer as those took too long.
             growth = min(allowed / max(perf_counter() - started, 1e-9), 2.0)
             self._chunk = min(max(int(growth * self._chunk), SMALLEST_CHUNK), LARGEST_CHUNK)
 
-    def _run_chunks(self, left: list[Running], most: int, seconds: float) -> int:
+    def _run_chunks(self, left: list[Running], most: int, deadline: float) -> int:
         """Run the next tokens of prompts, one after the other, and return their number.
 
         Args:
             left: prompts; at least one gets on.
             most: most tokens.
-            seconds: time after which no further prompt is begun.
+            deadline: time after which no further prompt is begun.
         """
-        num_tokens, started = 0, perf_counter()
+        num_tokens = 0
         for running in left:
-            if num_tokens < most and (not num_tokens or perf_counter() - started < seconds):
+            if num_tokens < most and (not num_tokens or perf_counter() < deadline):
                 count = min(self._missing(running), most - num_tokens)
                 self._run_chunk(running, count)
                 num_tokens += count

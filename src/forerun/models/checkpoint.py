@@ -207,11 +207,11 @@ class Checkpoint:
     @property
     def stored_dtype(self) -> torch.dtype | None:
         """Type of the weights; None if it is unknown."""
-        known = self.config.dtype
-        if known is not None or not has_weights(self.directory):
-            return known if isinstance(known, torch.dtype) else None
-        source = self.source()
-        return source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
+        dtype = self.config.dtype
+        if dtype is None and has_weights(self.directory):
+            source = self.source()
+            dtype = source.slice(next(iter(source.shapes)), 0, 0, 1).dtype
+        return dtype if isinstance(dtype, torch.dtype) else None
 
     def run_config(self, placement: Placement) -> RunConfig:
         """The settings that the model will run with.
@@ -235,8 +235,7 @@ class Checkpoint:
             return self.run_config(placement)
         run = self.run_config(replace(placement, backend=target.backend))
         # A GGUF file of fp16 weights also runs as stored, but a draft should read fewer bytes.
-        compact = run.precision == STORED and self.stored_dtype is None
-        if run.backend != "kernels" or compact:
+        if run.backend != "kernels" or (run.precision == STORED and self.stored_dtype is None):
             return run
         read = kernel_bytes(self.architecture, "int8", read=True)
         return replace(run, precision=draft_precision(read))

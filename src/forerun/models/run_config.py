@@ -11,14 +11,13 @@ import torch
 from forerun import _native
 from forerun.costs.precision import CODED, QUANTIZED, group_of
 from forerun.errors import ConfigError, MemoryLimitError
-from forerun.placement import DTYPES as NAMES
-from forerun.placement import Placement, resolve_device
+from forerun.placement import DTYPE_NAMES, Placement, resolve_device
 from forerun.processor import last_level_cache
 
 if TYPE_CHECKING:
     from forerun.contracts import CausalLM
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, full) for name, full in NAMES.items()}
+DTYPES: dict[str, torch.dtype] = {k: getattr(torch, name) for k, name in DTYPE_NAMES.items()}
 # Precision of quantized weights that the kernels hold as in their file, matrix by matrix.
 STORED = "stored"
 KERNEL_PRECISIONS = ("fp32", "bf16", "int8", "int4")
