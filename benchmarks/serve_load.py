@@ -32,7 +32,7 @@ from urllib.request import urlopen
 
 from forerun.bench.request import built_in
 from forerun.errors import EndpointError
-from forerun.proof.outside.client import Endpoint
+from forerun.proof.outside.client import Endpoint, RefusedError
 
 Body = dict[str, Any]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -203,7 +203,7 @@ class Load:
     def _refused(self, path: str, body: Body) -> bool:
         try:
             self.server.fetch(path, body)
-        except EndpointError as error:
+        except RefusedError as error:
             return error.status in (400, 404)
         return False
 

@@ -108,13 +108,7 @@ class DistributionError(ForerunError, ValueError):
 
 
 class EndpointError(ForerunError):
-    """A server that is down, too slow, or refuses a request.
-
-    Attributes:
-        status: HTTP status of a refusal; None without one.
-    """
-
-    status: int | None = None
+    """A server that is down, too slow, or refuses a request."""
 
 
 class ExactnessError(ForerunError, AssertionError):

@@ -15,15 +15,16 @@ from forerun.engine.config import SpeculativeConfig
 from forerun.engine.options import ModelOptions
 from forerun.errors import ConfigError, EndpointError
 from forerun.params import SamplingParams
+from forerun.placement import Placement
 from forerun.proof.effort import Effort
 from forerun.proof.outside import engines, run
-from forerun.proof.outside.client import Endpoint, is_refusal
+from forerun.proof.outside.client import Endpoint, RefusedError
 from forerun.proof.outside.engines import PeerSubject, llama_server
 from forerun.proof.outside.greedy import DEFECT, UNCLEAR, GreedyComparison
 from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.report import verdict
-from forerun.proof.outside.run import Subjects, prove_outside
+from forerun.proof.outside.run import Subjects, prove_outside, prove_server
 from forerun.proof.outside.sampled import on_against_off
 from forerun.proof.outside.subject import ReplyRecord
 from forerun.proof.request import ProveRequest
@@ -109,9 +110,8 @@ def test_every_answer_has_a_seed_of_its_own() -> None:
         subject.ask(PROMPTS * 3, {"temperature": 1.0, "max_tokens": 2})
     seeds = on.engine.seeds  # type: ignore[attr-defined]
     assert len(set(seeds)) == len(seeds) == 6
-    with pytest.raises(EndpointError) as refused:
+    with pytest.raises(RefusedError):
         on.ask(PROMPTS, {"temperature": 1.0, "max_tokens": 2, "seed": 3})
-    assert is_refusal(refused.value)
 
 
 SERVES = """
@@ -206,6 +206,20 @@ def test_a_record_of_another_engine_or_of_other_settings_is_refused(
     started.version = "b2"
     with pytest.raises(ConfigError, match="was made with engine"):
         open_record(request)
+
+
+def test_forerun_serves_for_its_own_proof() -> None:
+    request = ProveRequest(
+        outside=Outside(subject="forerun"),
+        model=ModelOptions(model="zoo", placement=Placement(dtype="fp32")),
+        effort=Effort(num_tokens=64, output_tokens=16, part=("statistics",)),
+    )
+    content = prove_server(request).content
+    assert content is not None
+    assert content["verdict"] == "No defect was found."
+    assert content["sampled"][0]["tokens"] == 64
+    with pytest.raises(EndpointError, match="no server answers"):
+        Endpoint(content["subject"]["endpoint"]).fetch("/health")
 
 
 def test_llama_servers_run_the_revision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,18 @@ UNKNOWN, ABSENT = (400, 422), (404, 405, 501)
 """Statuses of fields that a server does not know, and of paths that it does not have."""
 
 
+class RefusedError(EndpointError):
+    """A request that a subject does not answer, while it answers others.
+
+    Args:
+        status: HTTP status.
+    """
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 @dataclass
 class Endpoint:
     """A server under a URL.
@@ -132,23 +144,9 @@ class Endpoint:
             said = str(content.get("message") or content["error"]["message"] or said)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-        return refusal(
-            f"{self.url}{path} refuses the request with {error.code}: {' '.join(said.split())[:200]}",
-            error.code,
-        )
-
-
-def refusal(text: str, status: int = 400) -> EndpointError:
-    """The error of a subject that does not answer such a request."""
-    error = EndpointError(text)
-    error.status = status
-    return error
-
-
-def is_refusal(error: EndpointError) -> bool:
-    """True if a subject refuses this request, rather than being down or broken."""
-    status = error.status
-    return status is not None and (status < 500 or status in ABSENT)
+        text = f"{self.url}{path} refuses the request with {error.code}: {' '.join(said.split())[:200]}"
+        is_broken = error.code >= 500 and error.code not in ABSENT
+        return EndpointError(text) if is_broken else RefusedError(text, error.code)
 
 
 def _seconds(text: str | None) -> float:

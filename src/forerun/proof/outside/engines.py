@@ -5,20 +5,24 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+from forerun import __version__
 from forerun.bench.contestants import files_of
 from forerun.bench.peers.process import CALL_SECONDS, RemoteEngine
 from forerun.errors import ConfigError, EndpointError
+from forerun.flags import settings_in
 from forerun.models import Checkpoint
 from forerun.models.cpu.threads import threads_in_use
-from forerun.proof.outside.client import Endpoint, refusal
+from forerun.proof.outside.client import Endpoint, RefusedError
+from forerun.proof.outside.options import Outside
 from forerun.proof.outside.reference import Reference
 from forerun.proof.outside.reply import Reply, Spoken
 from forerun.proof.outside.subject import Body, ReplyRecord, Subject
@@ -29,6 +33,12 @@ if TYPE_CHECKING:
 PROGRAM = "llama-server"
 # Requests that it answers at once, tokens of each, and the longest n-gram that it looks up.
 _SLOTS, _CONTEXT, _NGRAM = 4, 2048, 3
+# Options of a proof that its server is started with.
+_SERVED = (
+    *("model", "revision", "dtype", "device", "backend", "max_context", "threads", "kv_dtype"),
+    *("draft_model", "policy", "num_speculative_tokens", "rejection_sample_method"),
+)
+PLAINLY = '{"speculative": false}'
 LOAD_SECONDS = CALL_SECONDS
 """Seconds for a server to load its model."""
 _PATIENCE = 10.0  # seconds for a server to end by itself, or to say that it loads
@@ -63,7 +73,9 @@ class PeerSubject(Subject):
         sampling = {"top_k": 0, "top_p": 1.0, **body}
         count = sampling.pop("max_tokens")
         if unknown := sampling.keys() - {"temperature", "top_k", "top_p"}:
-            raise refusal(f"{self.name} is not asked for {', '.join(sorted(unknown))} here.", 501)
+            raise RefusedError(
+                f"{self.name} is not asked for {', '.join(sorted(unknown))} here.", 501
+            )
         return [self._answer(prompt, count, sampling) for prompt in prompts]
 
     def _answer(self, prompt: str, count: int, sampling: dict[str, Any]) -> Reply:
@@ -128,8 +140,18 @@ def peers(request: ProveRequest, reference: Reference) -> Iterator[tuple[PeerSub
 
 
 @contextmanager
-def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """URLs of a llama-server with speculation and of one without, and what their replies depend on.
+def forerun_server(request: ProveRequest) -> Iterator[tuple[Outside, dict[str, Any]]]:
+    """Address of a `forerun serve`, which drafts unless a request says otherwise, and its options."""
+    settings = settings_in(request)
+    facts = {name: settings[name] for name in _SERVED if settings.get(name) is not None}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in facts.items()]
+    with served([sys.executable, "-m", "forerun", "serve", *flags]) as url:
+        yield replace(request.outside, endpoint=url, switch=PLAINLY), facts | {"build": __version__}
+
+
+@contextmanager
+def llama_servers(request: ProveRequest) -> Iterator[tuple[Outside, dict[str, Any]]]:
+    """Addresses of a llama-server with speculation and of one without, and their settings.
 
     Raises:
         ConfigError: without the program, or where it cannot run the model.
@@ -145,7 +167,7 @@ def llama_servers(request: ProveRequest) -> Iterator[tuple[str, str, dict[str, A
     with llama_server(file, ["--spec-type", *method]) as on, llama_server(file, []) as off:
         build = Endpoint(on, timeout=_PATIENCE).fetch("/props").get("build_info")
         facts = {"build": build, "num_speculative_tokens": int(count), "threads": threads_in_use()}
-        yield on, off, facts
+        yield replace(request.outside, endpoint=on, baseline_endpoint=off), facts
 
 
 def _file(model: str, revision: str | None = None) -> str:
@@ -158,6 +180,10 @@ def _file(model: str, revision: str | None = None) -> str:
     if path.is_dir():
         raise ConfigError(f"{model} is no GGUF file; llama.cpp reads no other.")
     return str(path)
+
+
+SERVERS = {"forerun": forerun_server, "llama.cpp": llama_servers}
+"""Functions that start the servers of subjects that have any."""
 
 
 @contextmanager

@@ -39,8 +39,7 @@ _BETS = len(SCORES) * len(_STRENGTHS)
 _ROOTS = np.sqrt(2.0 * np.arange(1, 5) + 1.0)
 # Total variation of the density 1 + m * sqrt(3) (2u - 1), in units of its mean score m.
 _VARIATION = math.sqrt(3.0) / 4.0
-POWER = 0.9
-# Normal quantile of the power.
+# Normal quantile of POWER.
 _QUANTILE = 1.2816
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 
-from forerun.errors import EndpointError
 from forerun.progress import report
-from forerun.proof.outside.client import is_refusal
+from forerun.proof.outside.client import RefusedError
 from forerun.proof.outside.reply import Reply, Spoken, first_index
 from forerun.proof.outside.subject import Body, Subject
 
@@ -33,17 +32,12 @@ _PENALTIES = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
 Question = tuple[str, Body]
 """A prompt, and the fields of the body beside it."""
 _SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {
-        "name": "answer",
-        "schema": {
-            "type": "object",
-            "properties": {"answer": {"type": "string"}, "sure": {"type": "boolean"}},
-            "required": ["answer", "sure"],
-            "additionalProperties": False,
-        },
-    },
+    "type": "object",
+    "properties": {"answer": {"type": "string"}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
 }
+_JSON = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "logit bias": Situation(_bias),
     "long prompt": Situation(prompt=lambda prompt, _: "\n".join([prompt] * _LONG)),
     **{f"{count} at once": Situation(at_once=count) for count in AT_ONCE},
-    "JSON schema": Situation(lambda _: {"response_format": _SCHEMA}),
+    "JSON schema": Situation(lambda _: {"response_format": _JSON}),
 }
 
 
@@ -235,9 +229,7 @@ class GreedyComparison:
                 continue
             try:
                 self._compare(situation, result)
-            except EndpointError as error:
-                if not is_refusal(error):
-                    raise
+            except RefusedError as error:
                 result.skipped = f"not served ({error.status})"
             report("greedy", number, len(SITUATIONS))
         return self._result

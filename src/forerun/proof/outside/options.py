@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from forerun.errors import ConfigError, shown
 from forerun.options import FileName, Text, known, option, options
 
-SUBJECTS = ("llama.cpp", "openvino", "transformers")
+SUBJECTS = ("forerun", "llama.cpp", "openvino", "transformers")
 _OTHERS = ("endpoint", "subject")
 
 
@@ -24,7 +24,7 @@ class Outside:
     subject: Annotated[str, known("subject", lambda: SUBJECTS)] | None = option(
         default=None,
         description="Another engine, which speculates with --draft-model or by lookup; it is started, proved "
-        "and ended. llama.cpp needs a GGUF file, and llama-server on PATH.",
+        "and ended. forerun is its server; llama.cpp needs a GGUF file, and llama-server on PATH.",
         excludes=("endpoint", "method"),
         names=lambda: SUBJECTS,
     )

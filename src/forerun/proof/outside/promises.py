@@ -7,8 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from forerun.errors import EndpointError
-from forerun.proof.outside.client import is_refusal
+from forerun.proof.outside.client import RefusedError
 from forerun.proof.outside.greedy import DEFECT, GREEDY, Noise
 from forerun.proof.outside.reply import Reply, Spoken, first_index
 from forerun.proof.outside.subject import Body, Subject
@@ -65,9 +64,7 @@ class Promises:
         for name, look in looks.items():
             try:
                 yield Promise(name, *look())
-            except EndpointError as error:
-                if not is_refusal(error):
-                    raise
+            except RefusedError as error:
                 yield Promise(name, OPEN, f"refused with {error.status}")
 
     def _ask(self, subject: Subject, body: Body) -> Reply:

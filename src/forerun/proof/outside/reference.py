@@ -17,7 +17,7 @@ from forerun.engine.text import Decoder
 from forerun.measure.attribution import first_difference
 from forerun.params import SamplingParams
 from forerun.proof.gather import teacher_forced
-from forerun.proof.outside.client import refusal
+from forerun.proof.outside.client import RefusedError
 from forerun.proof.outside.reply import Reply, Spoken
 from forerun.proof.outside.subject import Body, Subject
 from forerun.sampling import Prefix, adjusted
@@ -109,7 +109,7 @@ class Reference(Subject):
     def _params(self, body: Body) -> SamplingParams:
         values: dict[str, Any] = {**body, "logprobs": _TOP}
         if "response_format" in values:
-            raise refusal("the reference knows no response_format.")
+            raise RefusedError("the reference knows no response_format.")
         bias = values.pop("logit_bias", None) or {}
         return SamplingParams(**values, logit_bias={int(token): bias[token] for token in bias})
 

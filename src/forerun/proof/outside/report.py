@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from forerun.proof.outside.evidence import POWER
 from forerun.proof.outside.greedy import (
     DEFECT,
     FARTHEST,
@@ -21,6 +20,7 @@ from forerun.proof.outside.promises import KEPT, Promise
 from forerun.proof.outside.run import OutsideProof, Subjects
 from forerun.proof.outside.sampled import EDGE, HOTTER, OnOffResult, RowsResult
 from forerun.proof.outside.two_sample import answers_needed
+from forerun.proof.power import POWER
 from forerun.report.result import DEFECT_FOUND, Result, Sentence
 from forerun.report.table import Cell, Table
 

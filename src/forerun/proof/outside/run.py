@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ConfigError, EndpointError
+from forerun.errors import ConfigError
 from forerun.progress import say
 from forerun.proof.effort import Effort, ProofOutputs
-from forerun.proof.outside.client import Endpoint, is_refusal
+from forerun.proof.outside.client import Endpoint, RefusedError
 from forerun.proof.outside.evidence import tokens_needed
 from forerun.proof.outside.greedy import DEFECT, GreedyComparison, GreedyResult
 from forerun.proof.outside.options import Outside
@@ -159,14 +159,13 @@ def _subjects(request: ProveRequest, prompt: str) -> Iterator[Subjects]:
         record = ReplyRecord.open(outside.record, header)
         yield subjects_of(outside, _reference(request, outside.reference), prompt, record)
         return
-    from forerun.proof.outside.engines import llama_servers, peers
+    from forerun.proof.outside.engines import SERVERS, peers
 
     reference = _reference(request, request.model.model)
     assert reference is not None
-    if outside.subject == "llama.cpp":
-        with llama_servers(request) as (on, off, facts):
+    if outside.subject in SERVERS:
+        with SERVERS[outside.subject](request) as (started, facts):
             record = ReplyRecord.open(outside.record, {**header, "engine": facts})
-            started = replace(outside, endpoint=on, baseline_endpoint=off)
             yield subjects_of(started, reference, prompt, record)
     else:
         with peers(request, reference) as pair:
@@ -242,9 +241,7 @@ def prove_outside(
     elif "statistics" in effort.part:
         try:
             _sampled(proof, subjects, prompts, outputs)
-        except EndpointError as error:
-            if not is_refusal(error):
-                raise
+        except RefusedError as error:
             proof.unseen.append(f"sampled answers ({str(error).rstrip('.')})")
     if "equality" in effort.part:
         # A sampled request where the proof's own is greedy.

@@ -14,7 +14,7 @@ from typing import Any
 
 from forerun.errors import ConfigError, EndpointError, shown
 from forerun.measure.ledger import Format, Ledger
-from forerun.proof.outside.client import ABSENT, UNKNOWN, Endpoint, refusal
+from forerun.proof.outside.client import ABSENT, UNKNOWN, Endpoint, RefusedError
 from forerun.proof.outside.reply import Reply, Spoken, margin_at
 
 Body = Mapping[str, Any]
@@ -76,7 +76,7 @@ class Subject(ABC):
         Raises:
             EndpointError: as `ask`.
         """
-        raise refusal(f"{self.name} has no streams.", 501)
+        raise RefusedError(f"{self.name} has no streams.", 501)
 
     def facts(self) -> dict[str, Any]:
         """Description for the certificate."""
@@ -164,13 +164,13 @@ class ServerSubject(Subject):
         Raises:
             EndpointError: if it answers none of them.
         """
-        last: EndpointError | None = None
+        last: RefusedError | None = None
         for self.chat in (False, True):
             for self.extras in _EXTRAS:
                 try:
                     self.endpoint.fetch(self.path, self.body(prompt, {"max_tokens": 1}))
                     return self
-                except EndpointError as error:
+                except RefusedError as error:
                     if error.status not in (*UNKNOWN, *ABSENT):
                         raise
                     last = error
@@ -273,4 +273,4 @@ def _event(content: str) -> dict[str, Any]:
         event = None
     if isinstance(event, dict) and "error" not in event:
         return event
-    raise refusal(f"a stream holds {shown(content)}, which is no event of OpenAI's form.")
+    raise RefusedError(f"a stream holds {shown(content)}, which is no event of OpenAI's form.")

@@ -14,13 +14,13 @@ import numpy as np
 from scipy import special
 
 from forerun.proof.outside.reply import Token
+from forerun.proof.power import POWER
 from forerun.theory.goodness_of_fit import holm
 from forerun.theory.inputs import Floats
 
 PERMUTATIONS = 2000
 TESTS = ("next tokens", "log probability", "its spread", "tokens said before", "length")
 """Next tokens: counts at every prefix that answers share; log probability: mean of an answer's tokens."""
-POWER = 0.9
 # Total variation between two normal distributions, in units of their small distance.
 _VARIATION = 1.0 / math.sqrt(2.0 * math.pi)
 
