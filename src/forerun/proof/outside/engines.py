@@ -107,7 +107,7 @@ class PeerSubject(Subject):
 
     def limits(self) -> Iterator[str]:
         if not self.drafted:
-            yield f"{self._facts['name']} does not tell that it drafted: what never drafts would pass."
+            yield f"Nothing shows that {self._facts['name']} drafted: what never drafts would pass."
 
 
 @contextmanager
