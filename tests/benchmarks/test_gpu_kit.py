@@ -90,8 +90,9 @@ def test_check_ends_with_its_seconds_and_names_what_was_not_run(tmp_path: Path) 
     rows = [json.loads(line) for line in (tmp_path / "check.jsonl").read_text().splitlines()]
     [summary] = of_kind(rows, "summary")
     assert summary["ended"] == "time"
-    assert len(of_kind(rows, "test")) == 1
-    assert any("law" in name for name in summary["not_run"])
+    # Tests that end in the same moment arrive together.
+    assert 1 <= len(of_kind(rows, "test")) <= 2
+    assert sum("law" in name for name in summary["not_run"]) == 3
 
 
 @pytest.mark.parametrize("model", ["llama-1b", pytest.param("", marks=pytest.mark.slow)])
