@@ -188,9 +188,11 @@ class Clock:
         return self.now
 
 
-def timed_engine(monkeypatch: pytest.MonkeyPatch, rows: int, streams: int) -> tuple[Engine, Clock]:
+def timed_engine(
+    monkeypatch: pytest.MonkeyPatch, rows: int, streams: int, context: int = 512
+) -> tuple[Engine, Clock]:
     """An engine with running streams, on a clock that its passes move: each costs 20 and a token 1."""
-    clock, target = Clock(), ToyModel(11)
+    clock, target = Clock(), ToyModel(11, max_context=context)
     forward = target.forward
 
     def run(batch: Batch, cache: Any) -> ForwardOutput:
@@ -240,6 +242,20 @@ def test_streams_wait_for_many_short_prompts_no_longer_than_for_one_pass_more(
     waits = waits_until_all_began(one, clock, [one.add([5] * 6, LONG) for _ in range(11)])
     assert max(waits) <= most
     assert len(waits) < 12
+
+
+@pytest.mark.parametrize("long", [400, 430, 4000])
+def test_a_short_prompt_beside_a_long_one_and_a_stream_begins_within_three_rounds(
+    long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it comes, be the long prompt at its beginning or nearly done."""
+    for steps in range(32):
+        one, clock = timed_engine(monkeypatch, rows=3, streams=1, context=4200)
+        one.add([5, 6] * (long // 2), LONG)
+        for _ in range(steps):
+            one.step()
+        waits = waits_until_all_began(one, clock, [one.add([7] * 40, LONG)])
+        assert len(waits) <= 3, steps
 
 
 def test_a_long_prompt_gets_on_where_no_request_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ SMALLEST_CHUNK = 16
 # requests wait than run, because a batch that fills late is slow for all. The number of tokens is adjusted
 # afterwards.
 CHUNK_SHARE, CROWDED = 0.7, 2.0
+# Times in succession that shorter prompts go before the oldest one, so that they cannot hold it up for good.
+MOST_OVERTAKEN = 3
 
 
 class Scheduler:
@@ -61,7 +63,7 @@ class Scheduler:
         self._lock, self._owner = threading.Lock(), 0
         self._round_seconds = 0.0
         self._least_recent = list(range(num_rows))
-        self._chunk, self._chunks = SMALLEST_CHUNK, 0
+        self._chunk, self._overtaken = SMALLEST_CHUNK, 0
 
     @property
     def has_work(self) -> bool:
@@ -105,16 +107,17 @@ class Scheduler:
         joining = [running for running in self.admitted if running.in_rounds]
         left = [running for running in joining if self._missing(running)]
         if left:
-            self._prefill(sorted(left, key=self._missing), round_seconds)
+            self._prefill(left, round_seconds)
             # A request that failed with the last chunk of its prompt takes part in no round.
             joining = [r for r in joining if not r.finished and not self._missing(r)]
         return joining
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
-        # Every fourth time the oldest prompt is first, so that short ones cannot hold it up for good.
-        self._chunks += 1
-        if not self._chunks % 4:
-            left = sorted(left, key=_order)
+        left = sorted(left, key=_prompt_length)
+        oldest = min(left, key=_order)
+        if self._overtaken == MOST_OVERTAKEN:
+            left = [oldest, *(running for running in left if running is not oldest)]
+        self._overtaken = 0 if left[0] is oldest else self._overtaken + 1
         streams = sum(bool(other.num_output_tokens) for other in self.admitted)
         if not streams:
             self._run_chunks(left, LARGEST_CHUNK, deadline=math.inf)
@@ -389,3 +392,8 @@ class Scheduler:
 
 def _order(running: Running) -> int:
     return running.request.request_id
+
+
+def _prompt_length(running: Running) -> int:
+    """Number of tokens that had to be run when the prompt got its row."""
+    return len(running.request) - running.stats.num_cached_tokens
