@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
 from forerun.errors import CheckpointError
 from forerun.server.errors import ApiError
@@ -337,6 +338,40 @@ def test_a_title_does_not_take_the_row_of_the_conversation() -> None:
     engine.generate([4, 5, *[8] * 20], max_tokens=1)
     again = engine.generate([*talk, 11, 12], max_tokens=1)
     assert again.stats.num_cached_tokens >= len(talk) - 1
+
+
+def test_tokens_leave_before_the_next_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that waits for the client to have the last round's tokens gets them."""
+    prompt, received, drafts, late = [5, 6], [0], [0], list[int]()
+    propose = NgramDrafter.propose
+
+    def wait(drafter: NgramDrafter, requests: Any, *others: Any) -> Any:
+        emitted = len(requests[0]) - len(prompt)
+        drafts[0] += 1
+        try:
+            wait_for(lambda: received[0] == emitted or late, seconds=10)
+        except AssertionError:
+            late.append(emitted)
+        return propose(drafter, requests, *others)
+
+    # As a draft model: tokens need not leave before a lookup.
+    monkeypatch.setattr(NgramDrafter, "looks_up", False)
+    monkeypatch.setattr(NgramDrafter, "propose", wait)
+    service = state_of().service
+
+    async def ask() -> None:
+        job = await service.submit([EngineRequest(prompt, {"max_tokens": 30, **LONG})])
+        async for update in job:
+            received[0] += len(update.events)
+        service.end(job)
+
+    service.start()
+    wait_for(lambda: service.engine is not None)
+    asyncio.run(ask())
+    service.close()
+    assert received == [30]
+    assert drafts[0] > 2
+    assert not late
 
 
 def test_slow_readers_hold_nobody_up() -> None:
