@@ -240,6 +240,7 @@ void KvCache::keep(std::int64_t row, std::int64_t start, const std::vector<std::
     length = start + held;
     forget_means(layer, row, start);
   }
+  if (longest > start + count + segment_slots_) give_back(row, start + count);
 }
 
 void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
@@ -254,13 +255,16 @@ void KvCache::trim(std::int64_t row, std::int64_t length, std::int64_t first_lay
     throw CacheError("cannot trim row " + std::to_string(row) + " to " + std::to_string(length) +
                      " tokens; 0 empties it.");
   }
+  std::int64_t longest = 0;
   for (std::int64_t layer = first_layer; layer < end_layer; ++layer) {
     std::int64_t& held = lengths_[at(layer, row)];
+    longest = std::max(longest, held);
     held = std::min(held, length);
     forget_means(layer, row, length);
   }
   const bool whole = first_layer == 0 && end_layer == shape_.layers;
   if (whole && length == 0) dropped_[static_cast<std::size_t>(row)] = 0;
+  if (whole && longest > length + segment_slots_) give_back(row, length);
 }
 
 std::int64_t KvCache::row_bytes(std::int64_t layer, std::int64_t row, std::int64_t length) const {

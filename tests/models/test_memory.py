@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import product
 from typing import Any
 
 import psutil
@@ -19,6 +21,7 @@ from forerun.params import SamplingParams
 from tests.helpers.backends import needs_kernels
 from tests.helpers.covering import covering
 from tests.helpers.forwards import run
+from tests.helpers.kernel_models import model as kernel_model
 from tests.helpers.tiny_models import FAMILIES, NATIVE, tiny_config, tiny_model
 
 CPU = torch.device("cpu")
@@ -133,3 +136,28 @@ def test_caches_without_memory_are_refused_in_words(
 def test_free_memory_is_within_the_limit_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.models.memory.memory_left", lambda: 12345)
     assert available_bytes(CPU) == 12345
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux")
+@pytest.mark.parametrize("shorten", ["trim", "keep"])
+def test_a_shortened_row_of_the_kernels_takes_no_more_memory_than_its_text(shorten: str) -> None:
+    """Its memory goes back to the system; what it keeps, and what other rows hold, stays."""
+    length, kept = 40_000, 700
+    cache = kernel_model("llama").new_cache(2, length)
+    for row, layer in product((0, 1), range(3)):
+        shapes = cache.row_shapes(length).items()
+        tiles = {
+            name: torch.full(size, row + layer + 1, dtype=kind) for name, (kind, size) in shapes
+        }
+        cache.write_row(row, layer, length, tiles)
+    held = [cache.read_row(*place)["tiles"] for place in ((0, 2, kept), (1, 2, length))]
+    before = psutil.Process().memory_info().rss
+    if shorten == "trim":
+        cache.trim(0, kept)
+    else:
+        cache.keep(0, kept - 1, [5])
+    freed = before - psutil.Process().memory_info().rss
+    assert 0.9 < freed / (cache.nbytes / 2) < 1
+    for content, place in zip(held, ((0, 2, kept), (1, 2, length)), strict=True):
+        assert torch.equal(content, cache.read_row(*place)["tiles"])

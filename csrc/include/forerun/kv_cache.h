@@ -78,11 +78,13 @@ class KvCache {
   }
 
   // Of the slots from `start` on, keeps only start + slots[i], moved to start + i, in every layer
-  // that holds them. Throws CacheError unless they ascend and the longest layer holds them.
+  // that holds them. Memory is given back as by trim(). Throws CacheError unless they ascend and the
+  // longest layer holds them.
   void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
 
   // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer); an empty row
-  // has lost no tokens. Throws CacheError for a negative length or layers that are not there.
+  // has lost no tokens. Where more than a segment is forgotten, and not only a draft, its memory is
+  // given back. Throws CacheError for a negative length or layers that are not there.
   void trim(std::int64_t row, std::int64_t length, std::int64_t first_layer,
             std::int64_t end_layer);
 
