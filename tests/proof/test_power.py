@@ -37,7 +37,7 @@ def score(
     """Score tests against `rows` of outcomes that follow `actual`, [N, VOCAB] each."""
     chosen = (actual.cumsum(1) <= random.random((len(actual), 1))).sum(1).clip(max=VOCAB - 1)
     tests = ScoreTests(random, groups)
-    tests.add("emitted, by rank", rows, chosen, -rows)
+    tests.add_surprise("emitted, by log probability", rows, chosen)
     tests.add_groups("emitted, by group", rows, chosen)
     tests.add("round start, by draft", rows, chosen, -draft_rows / rows)
     return tests

@@ -22,6 +22,7 @@ from forerun.theory.goodness_of_fit import (
     power,
     sharpened,
     smooth_scores,
+    surprise_scores,
     transform,
 )
 from forerun.theory.inputs import Floats, Ints
@@ -94,13 +95,16 @@ def one_test(kind: str, rows: Floats, followed: Floats, random: np.random.Genera
     test = ScoreTest(kind, 4)
     if kind == "group":
         test.add(*group_scores(rows, chosen, GROUPS))
+    elif kind == "log probability":
+        test = ScoreTest(kind, 1)
+        test.add(*surprise_scores(rows, chosen))
     else:
         low, own = mass_before(rows, chosen, -rows)
         test.add(smooth_scores(transform(low, own, random.random(len(rows)))))
     return test
 
 
-@pytest.mark.parametrize("kind", ["group", "smooth"])
+@pytest.mark.parametrize("kind", ["group", "smooth", "log probability"])
 def test_the_level_is_held(kind: str) -> None:
     random = np.random.default_rng(2)
     values = []

@@ -101,7 +101,7 @@ def tolerance(logits: Tensor, dtype: torch.dtype, params: SamplingParams) -> flo
     and a defect that moves logits by less goes unseen; to rule one out, compare in float32.
     """
     # Tokens that the model itself excludes have -inf, which is not rounded.
-    largest = logits[torch.isfinite(logits)].abs().max().item()
+    largest = torch.nan_to_num(logits, 0.0, 0.0, 0.0).abs().max().item()
     scale = 1.0 if params.greedy else params.temperature
     return ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest / scale
 

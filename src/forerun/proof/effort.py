@@ -17,9 +17,9 @@ PARTS = ("enumeration", "statistics", "equality")
 # Defaults of the command line: outputs decoded at once, and tokens used of each prompt.
 DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
-MOST_TOKENS, MOST_PROMPTS = 20_000, 8
-"""Tokens of the statistics and prompts of the equality at most, where the time decides."""
-# Share of the time that the statistics get.
+TOKENS_A_SECOND, MOST_PROMPTS = 500, 8
+"""Tokens of the statistics a second and prompts of the equality at most, where the time decides."""
+# Share of the time that the statistics get beside the equality.
 STATISTICS = 0.5
 # Outputs that show how long one takes.
 _FIRST = 2
@@ -44,7 +44,7 @@ class Effort:
         ge=1,
         le=2**40,
         description="Tokens for the statistics, at least; left out, what the time allows, up to "
-        f"{MOST_TOKENS:,}. Four times as many halve the detection limit.",
+        f"{TOKENS_A_SECOND} a second of --seconds. Four times as many halve the detection limit.",
     )
     output_tokens: int = Field(default=64, ge=2, le=2**31, description="Length of every output.")
     equality_prompts: int | None = Field(
@@ -71,14 +71,16 @@ class Effort:
 
     def outputs(self, params: SamplingParams, hints: tuple[Hints, ...] = ()) -> ProofOutputs:
         """The outputs that the statistics draw."""
+        share = STATISTICS if "equality" in self.part else 1.0
+        most = max(int(TOKENS_A_SECOND * self.seconds), _FIRST * self.output_tokens)
         return ProofOutputs(
             params,
-            self.num_tokens or MOST_TOKENS,
+            self.num_tokens or most,
             self.output_tokens,
             self.level,
             self.seed,
             hints,
-            None if self.num_tokens else STATISTICS * self.seconds,
+            None if self.num_tokens else share * self.seconds,
         )
 
 
@@ -99,14 +101,17 @@ class Allowance:
 
     def more(self, done: int, batch: int) -> int:
         """Size of the next batch, from the time that earlier ones took."""
-        left = min(batch, self.most - done)
-        if self.seconds is None or left <= 0:
-            return left
+        return min(batch, self.expected(done) - done)
+
+    def expected(self, done: int) -> int:
+        """Number of things that will have been done, from the time that those so far took."""
+        if self.seconds is None:
+            return self.most
         if not done:
-            return min(left, _FIRST)
+            return min(self.most, _FIRST)
         spent = perf_counter() - self._started
         fitting = int(done * (self.seconds - spent) / max(spent, 1e-9))
-        return max(min(left, fitting), 0)
+        return min(self.most, done + max(fitting, 0))
 
 
 @dataclass(frozen=True)

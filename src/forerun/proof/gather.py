@@ -101,7 +101,7 @@ def gather(
             completions = engine.generate(batch, params, hints=hinted)
             _test_outputs(engine, completions, params, rounds.masses, tally)
             rounds.masses.clear()
-            report("statistics", min(tally.num_tokens, outputs.num_tokens), outputs.num_tokens)
+            report("statistics", tally.num_outputs, allowance.expected(tally.num_outputs))
     report("statistics", 1, 1)
     tally.used = rounds.used
     return tally
@@ -162,6 +162,7 @@ def _test(rows: Floats, chosen: Ints, tally: Tally) -> Floats:
     """Test emitted tokens, and return their transforms by id and by rank, [2, N]."""
     by_id = tally.tests.add("emitted, by id", rows, chosen)
     by_rank = tally.tests.add("emitted, by rank", rows, chosen, -rows)
+    tally.tests.add_surprise("emitted, by log probability", rows, chosen)
     tally.tests.add_groups("emitted, by group", rows, chosen)
     for row in rows:
         tally.rows.offer(row)

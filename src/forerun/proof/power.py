@@ -13,6 +13,7 @@ from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.theory.goodness_of_fit import (
     drawn_to,
     favoured,
+    logs_of,
     mean_smooth_scores,
     mean_total_variation,
     power,
@@ -67,7 +68,7 @@ def limits(
     rates = {}
     if rows.rows:
         (p,) = rows.stacked()
-        rates["temperature"] = _by_rank(tests, p)
+        rates["temperature"] = _by_log_probability(tests, p)
         rates["token group"] = _by_group(tests, p)
     if starts.rows:
         rates["towards the draft"] = _by_draft(tests, *starts.stacked())
@@ -83,14 +84,14 @@ def limits(
             yield Limit(family, meaning, name, distance)
 
 
-def _by_rank(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
+def _by_log_probability(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
     """Name of the test that detects another temperature, and its noncentrality.
 
     The noncentrality is per outcome and squared total variation.
     """
-    name = "emitted, by rank"
+    name = "emitted, by log probability"
     others = sharpened(rows)
-    mean = mean_smooth_scores(rows, others, -rows)
+    mean = ((others - rows) * logs_of(rows)).sum(1).mean(keepdims=True)
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 

@@ -13,7 +13,7 @@ from forerun.core import NO_HINTS, Exactness, Hints
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.params import SamplingParams
-from forerun.proof.effort import MOST_PROMPTS, MOST_TOKENS, Effort
+from forerun.proof.effort import MOST_PROMPTS, Effort
 from forerun.proof.enumeration import Enumerations, by_enumeration
 from forerun.proof.equality import SEEDED_RULES, Equality, by_equality
 from forerun.proof.statistics import Statistics, by_statistics
@@ -160,10 +160,8 @@ def _limited(
     """A note where the time has limited the amounts."""
     few, names = [], []
     if statistics is not None and effort.num_tokens is None:
-        tokens = statistics.first.num_tokens
-        if tokens < MOST_TOKENS:
-            few.append(f"{tokens} tokens")
-            names.append("num_tokens")
+        few.append(f"{statistics.first.num_tokens} tokens")
+        names.append("num_tokens")
     if equality is not None and effort.equality_prompts is None:
         prompts = min(mode.prompts for mode in equality.modes)
         if prompts < min(MOST_PROMPTS, num_prompts):

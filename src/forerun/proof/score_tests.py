@@ -12,6 +12,7 @@ from forerun.theory.goodness_of_fit import (
     group_scores,
     mass_before,
     smooth_scores,
+    surprise_scores,
     transform,
 )
 from forerun.theory.inputs import Floats, Ints
@@ -24,7 +25,8 @@ SAMPLED_ROWS = 384
 QUESTIONS = {
     "emitted, by id": "each token follows the target's row, in the order of token ids",
     "emitted, by rank": "the same in the order of probability",
-    "emitted, by group": f"the same over {NUM_GROUPS} groups of tokens",
+    "emitted, by log probability": "its log probability is as large as is expected of the row",
+    "emitted, by group": f"each token follows the row over {NUM_GROUPS} groups of tokens",
     "emitted, consecutive by id": "a token is independent of the next one, in the order of token ids",
     "emitted, consecutive by rank": "the same in the order of probability",
     "round start, by draft": "the first token of a round follows the target's row, in the order "
@@ -66,6 +68,10 @@ class ScoreTests:
     def add_groups(self, name: str, rows: Floats, chosen: Ints) -> None:
         """Add outcomes and their rows to a test of token groups."""
         self.named(name, int(self.groups.max()) + 1).add(*group_scores(rows, chosen, self.groups))
+
+    def add_surprise(self, name: str, rows: Floats, chosen: Ints) -> None:
+        """Add outcomes and their rows to a test of log probabilities."""
+        self.named(name, 1).add(*surprise_scores(rows, chosen))
 
     def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
         """Add pairs of transforms, [N] and [N], to a test of independence.
