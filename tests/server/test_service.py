@@ -250,6 +250,27 @@ def test_a_request_that_fails_ends_alone() -> None:
     state.service.close()
 
 
+def test_jobs_of_two_event_loops_have_their_updates() -> None:
+    held, counts = Held(rows=2), list[int]()
+    service = state_of(held.engine).service
+
+    async def ask() -> int:
+        job = await service.submit([EngineRequest([5, 6], {"max_tokens": 9, **LONG})])
+        return sum([len(update.events) async for update in job])
+
+    def run() -> None:
+        counts.append(asyncio.run(ask()))
+
+    service.start()
+    wait_for(lambda: service.engine is not None)
+    for _ in range(2):
+        threading.Thread(target=run, daemon=True).start()
+    wait_for(lambda: service.open == 2)
+    held.let()
+    wait_for(lambda: counts == [9, 9], seconds=30)
+    service.close()
+
+
 def test_a_round_that_fails_ends_all_and_the_server_goes_on() -> None:
     engine, fail = served_engine(), [True]
 

@@ -13,7 +13,7 @@ client ◄─ the front's form ◄─ Piece(text, reasoning, tool calls, end) �
 - `chat.answer` is the core that all chat fronts share: it makes engine requests of a `ChatBody` (OpenAI's
   form, to which other fronts translate) and turns updates into `Piece`s: text, reasoning, tool calls, the end
   with its counts. A splitter (`answers.Splitter`) finds the parts; nothing here knows a wire format.
-- A front is one file with a function `routes(state) -> APIRouter`, listed in `app.FRONTS`: it translates its
+- A front is one file with a function `add_routes(app, state)`, listed in `app.FRONTS`: it translates its
   body and gives `chat.answer` a `respond.Form`, which writes an answer's pieces as an object or as events.
   Errors are `ApiError`s; `errors.envelope` has their form by the beginning of the path.
 - A constraint is a `mask` among the sampling parameters of an engine request, one for each choice

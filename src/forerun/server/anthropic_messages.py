@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
@@ -79,10 +79,8 @@ class MessagesBody(CountBody, CommonBody):
     top_k: int | None = Field(default=None, ge=0, le=2**31)
 
 
-def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/messages", response_model=None)
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
         names = (*CommonBody.model_fields, "max_tokens", "top_k")
@@ -90,14 +88,12 @@ def routes(state: ServerState) -> APIRouter:
         translated = _chat_body(state, body, fields)
         return chat.answer(state, request, translated, MessageWriter(state, body))
 
-    @router.post("/v1/messages/count_tokens")
+    @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         """Tokens of the prompt of a conversation."""
         state.check_model(body.model)
         prompt = await asyncio.to_thread(chat.prompt_for, state, _chat_body(state, body, {}))
         return {"input_tokens": len(prompt)}
-
-    return router
 
 
 def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> ChatBody:
@@ -111,16 +107,7 @@ def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> C
     fields |= {"messages": [made for message in given for made in _translated(message)]}
     choice, thinking = body.tool_choice, body.thinking
     if body.tools is not None:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    **tool.model_dump(include={"name", "description", "strict"}),
-                    "parameters": tool.input_schema,
-                },
-            }
-            for tool in body.tools
-        ]
+        fields["tools"] = [_function(tool) for tool in body.tools]
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name or ""}}
         fields["tool_choice"] = _CHOICES.get(choice.type, named)
@@ -128,6 +115,11 @@ def _chat_body(state: ServerState, body: CountBody, fields: dict[str, Any]) -> C
     if thinking is not None and "enable_thinking" in state.prompts.template_variables:
         fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
     return ChatBody.model_validate(fields | {"model": body.model})
+
+
+def _function(tool: AnthropicTool) -> dict[str, Any]:
+    described = tool.model_dump(include={"name", "description", "strict"})
+    return {"type": "function", "function": described | {"parameters": tool.input_schema}}
 
 
 def _translated(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -27,12 +27,12 @@ from forerun.server.errors import ApiError, envelope
 from forerun.server.gate import Gate, GateLimits
 from forerun.server.state import ServerState
 
-FRONTS: Sequence[Callable[[ServerState], APIRouter]] = (
-    openai_chat.routes,
-    openai_completions.routes,
-    openai_responses.routes,
-    anthropic_messages.routes,
-    information.routes,
+FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
+    openai_chat.add_routes,
+    openai_completions.add_routes,
+    openai_responses.add_routes,
+    anthropic_messages.add_routes,
+    information.add_routes,
 )
 _NO_LIMITS = GateLimits()
 
@@ -53,9 +53,9 @@ def build_app(
     app = FastAPI(
         title="forerun", version=__version__, lifespan=life, docs_url=None, redoc_url=None
     )
-    for front in FRONTS:
-        app.include_router(front(state))
-    app.include_router(metrics.routes(state, metrics_prefix))
+    for add_routes in FRONTS:
+        add_routes(app, state)
+    metrics.add_routes(app, state, metrics_prefix)
     libraries = (HTTPException, RequestValidationError, ValidationError)
     for kind in (ApiError, ForerunError, *libraries, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -65,11 +65,10 @@ def build_app(
 
 async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
     match error:
-        case RequestValidationError():
-            answer = _of_validation(error.errors(), skipped=1)
-        case ValidationError():
-            # Of the body that a front translates its own to.
-            answer = _of_validation(error.errors())
+        case RequestValidationError() | ValidationError():
+            # The second is about the body to which a front translates its own: its places lack "body".
+            skipped = isinstance(error, RequestValidationError)
+            answer = _of_validation(error.errors(), int(skipped))
         case HTTPException():
             problem = str(error.detail)
             if error.status_code == 404:
@@ -79,11 +78,11 @@ async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
                 )
             answer = ApiError(error.status_code, problem)
         case _:
-            answer = ApiError.logged(error)
+            answer = ApiError.of(error)
     return JSONResponse(envelope(request.url.path, answer), answer.status, answer.headers)
 
 
-def _of_validation(problems: Sequence[Any], skipped: int = 0) -> ApiError:
+def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:
     """The first problem of a body; a field that is not served is named as unknown.
 
     Args:
@@ -91,8 +90,7 @@ def _of_validation(problems: Sequence[Any], skipped: int = 0) -> ApiError:
     """
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     problem = (unknown or problems)[0]
-    place = [str(step) for step in problem["loc"][skipped:]]
-    param = ".".join(place) or None
+    param = ".".join(str(step) for step in problem["loc"][skipped:]) or None
     if unknown:
         message = f"Unknown parameter: '{param}'; docs/serve.md lists those that are served."
         return ApiError(400, message, param=param, code="unknown_parameter")

@@ -13,7 +13,6 @@ from forerun.server.errors import ApiError
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 _Text = Annotated[str, Field(min_length=1)]
-_MostStops = 64
 
 
 def text_of(content: Any, param: str, joint: str = "\n") -> str:
@@ -146,7 +145,7 @@ class SamplingBody(CommonBody):
     frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
     logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
-    stop: str | list[str] | None = Field(default=None, max_length=_MostStops)
+    stop: str | list[str] | None = Field(default=None, max_length=64)
     stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None

@@ -35,19 +35,19 @@ def grammar_of(body: SamplingBody) -> dict[str, Any] | None:
         ApiError: for two at once, or one that is too large.
     """
     form = body.response_format
-    kind = "text" if form is None else form.type
-    if body.grammar is None:
-        if form is None or kind == "text":
-            return None
-        schema: Any = {"type": "object"}
-        if kind == "json_schema":
-            if form.json_schema is None:
-                message = "response_format json_schema needs json_schema.schema."
-                raise ApiError(400, message, param="response_format")
+    if form is not None and form.type != "text":
+        if body.grammar is not None:
+            raise ApiError(400, "give one of grammar and response_format.", param="grammar")
+        if form.type == "json_object":
+            schema: Any = {"type": "object"}
+        elif form.json_schema is None:
+            message = "response_format json_schema needs json_schema.schema."
+            raise ApiError(400, message, param="response_format")
+        else:
             schema = form.json_schema.wanted
         return {"json_schema": bounded(schema, "response_format")}
-    if kind != "text":
-        raise ApiError(400, "give one of grammar and response_format.", param="grammar")
+    if body.grammar is None:
+        return None
     from llguidance import grammar_from
 
     if len(body.grammar) > MOST_BYTES or body.grammar.count("\n") > MOST_RULES:

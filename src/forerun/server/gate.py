@@ -71,21 +71,16 @@ class Gate:
             refusal = JSONResponse(content, error.status, error.headers | {"Connection": "close"})
             await refusal(scope, receive, send_with_id)
             return
-        given = False
+        whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def receive_again() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return next(whole, None) or await receive()
 
         await self._app(scope, receive_again, send_with_id)
 
     def _check_host(self, headers: Headers) -> None:
-        host = headers.get("host", "").rsplit("]")[0].lstrip("[")
-        if not headers.get("host", "").startswith("["):
-            host = host.split(":")[0]
+        given = headers.get("host", "")
+        host = given[1:].split("]")[0] if given.startswith("[") else given.split(":")[0]
         if self._limits.hosts and host.lower() not in self._limits.hosts:
             raise ApiError(403, "this host name is not served; use localhost or an API key.")
 

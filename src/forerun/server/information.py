@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 
 from forerun import __version__
 from forerun.server.bodies import DetokenizeBody, TokenizeBody
@@ -14,40 +14,38 @@ from forerun.server.errors import ApiError
 from forerun.server.state import ServerState
 
 
-def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/health")
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """Ok, or 503 while the model loads and the server shuts down."""
         state.service.ready()
         return {"status": "ok"}
 
-    @router.get("/v1/models")
-    @router.get("/models", include_in_schema=False)
+    @app.get("/v1/models")
+    @app.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         """The model under each of its names."""
         found = [_model(state, name) for name in state.names]
         return {"object": "list", "data": found}
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """The model by one of its names."""
         state.check_model(name)
         return _model(state, name)
 
-    @router.get("/props")
+    @app.get("/props")
     async def props() -> dict[str, Any]:
         """Description of the server as llama.cpp gives it, which editors read."""
         return _props(state)
 
-    @router.post("/tokenize")
+    @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
         state.check_model(body.model)
         return await asyncio.to_thread(_tokenize, state, body)
 
-    @router.post("/detokenize")
+    @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """Text of token ids."""
         state.check_model(body.model)
@@ -56,8 +54,6 @@ def routes(state: ServerState) -> APIRouter:
             raise ApiError(400, f"the model's token ids are 0 to {most}.", param="tokens")
         text = await asyncio.to_thread(state.tokens.decode, body.tokens)
         return {"content": text, "prompt": text}
-
-    return router
 
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import uvicorn
+from fastapi import FastAPI
 
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.files import reason
 from forerun.server.app import build_app
@@ -20,11 +21,6 @@ from forerun.server.gate import GateLimits
 from forerun.server.request import LOCAL, MEBI, ServeRequest
 from forerun.server.service import EngineService
 from forerun.server.state import ServerState
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from forerun.engine.engine import Engine
 
 # Seconds after which another thread may take the interpreter: the HTTP side must not hold up a round.
 SWITCH_SECONDS = 0.0005

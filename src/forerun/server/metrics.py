@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.responses import Response
 
 from forerun.core import Stats
 from forerun.monitor.exposition import counters
 from forerun.server.service import AnswerJob, EngineService, Update
 from forerun.server.state import ServerState
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 # Bounds of all times in seconds.
 _BOUNDS = (
@@ -29,20 +25,18 @@ _MOST_WAITS = 1000
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def routes(state: ServerState, prefix: str) -> APIRouter:
-    router, registry = APIRouter(), CollectorRegistry()
+def add_routes(app: FastAPI, state: ServerState, prefix: str) -> None:
+    registry = CollectorRegistry()
     watch = Watch(state.service, registry, prefix)
     collector = _Engine(state.service, prefix)
     registry.register(collector)
 
-    @router.get("/metrics")
+    @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         watch.observe_waits()
         collector.stats = await state.service.ask(lambda engine: engine.stats)
         return Response(generate_latest(registry), media_type=_TYPE)
-
-    return router
 
 
 class Watch:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 
 from forerun.engine.requests import TokenEvent, TokenLogprob
@@ -31,15 +31,11 @@ from forerun.server.state import ServerState, TokenNames
 DONE = event("[DONE]")
 
 
-def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions", response_model=None)
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
         return chat.answer(state, request, body, ChatWriter(state, body))
-
-    return router
 
 
 @dataclass
@@ -81,16 +77,16 @@ class Writer(Form):
             "object": kind,
             "created": self.created,
             "model": self.body.model or self.state.names[0],
-            "system_fingerprint": self.state.fingerprint,
+            "system_fingerprint": f"forerun-{self.state.started:x}",
         }
 
-    def chunk(self, answer: Answer, choice: dict[str, Any], endings: Sequence[Ending] = ()) -> str:
+    def chunk(self, answer: Answer, choice: dict[str, Any], end: Ending | None = None) -> str:
         """An event with one choice; the last one of a choice has its timings."""
         made: dict[str, Any] = {"choices": [choice]}
         if self.with_usage:
             made["usage"] = usage(answer.counts) if self.continuous else None
-        if endings:
-            made["timings"] = timings(endings)
+        if end is not None:
+            made["timings"] = timings([end])
         return event(f"{self.opening},{written(made)[1:]}")
 
     def last_chunk(self, answer: Answer) -> str:
@@ -151,7 +147,7 @@ class ChatWriter(Writer):
                 yield self.chunk(answer, own | {"logprobs": self._logprobs(piece.events)})
             if piece.end is not None:
                 last = self._delta(piece.index, {}) | {"finish_reason": piece.end.reason}
-                yield self.chunk(answer, last, [piece.end])
+                yield self.chunk(answer, last, piece.end)
         yield self.last_chunk(answer)
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:

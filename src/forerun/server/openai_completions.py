@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 
 from forerun.core import Hints
@@ -23,10 +23,8 @@ from forerun.server.service import EngineRequest
 from forerun.server.state import ServerState, TokenNames
 
 
-def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/completions", response_model=None)
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: HttpRequest) -> AnswerResponse:
         """Complete one prompt or several, given as text or token ids."""
         if body.stream and body.echo:
@@ -36,8 +34,6 @@ def routes(state: ServerState) -> APIRouter:
         writer = CompletionWriter(state, body, "cmpl", "text_completion", "text_completion")
         make = partial(_make, state, body, request.state.namespace)
         return AnswerResponse(state, request, body, make, writer)
-
-    return router
 
 
 def _make(
@@ -87,17 +83,13 @@ class CompletionWriter(Writer):
             extras = self.extras(piece.events)
             # Tokens whose text is held back are reported all the same.
             if text or extras or piece.end is not None or self.body.logprobs is not None:
-                yield self.chunk(
-                    answer,
-                    {
-                        "index": piece.index,
-                        "text": text,
-                        "logprobs": self._logprobs(_scored(piece), offsets[piece.index]),
-                        "finish_reason": piece.end and piece.end.reason,
-                        **extras,
-                    },
-                    [piece.end] if piece.end is not None else (),
-                )
+                made = {
+                    "index": piece.index,
+                    "text": text,
+                    "logprobs": self._logprobs(_scored(piece), offsets[piece.index]),
+                    "finish_reason": piece.end and piece.end.reason,
+                }
+                yield self.chunk(answer, made | extras, piece.end)
             offsets[piece.index] += len(text)
         yield self.last_chunk(answer)
 
@@ -109,15 +101,12 @@ class CompletionWriter(Writer):
             return None
         names = self.state.tokens
         texts = [names(first if token is None else token.token_id)[0] for token in scored]
+        values = [None if token is None else finite(token.logprob) for token in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [
-                None if token is None else finite(token.logprob) for token in scored
-            ],
+            "token_logprobs": values,
             "top_logprobs": [None if token is None else _top(names, token) for token in scored],
-            "text_offset": [offset + size for size in accumulate(map(len, texts[:-1]), initial=0)]
-            if texts
-            else [],
+            "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
         }
 
 

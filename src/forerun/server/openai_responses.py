@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
@@ -43,18 +43,14 @@ class ResponsesBody(CommonBody):
     stream_options: dict[str, Any] | None = None
 
 
-def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/responses", response_model=None)
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation that is given as items."""
         if body.previous_response_id is not None:
             message = "responses are not stored; send the whole conversation as input."
             raise ApiError(400, message, param="previous_response_id")
         return chat.answer(state, request, _chat_body(body), ResponseWriter(state, body))
-
-    return router
 
 
 def _chat_body(body: ResponsesBody) -> ChatBody:

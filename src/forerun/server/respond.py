@@ -6,19 +6,17 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from forerun.server.answers import Answer
 from forerun.server.bodies import CommonBody
 from forerun.server.errors import ApiError, envelope
 from forerun.server.service import AnswerJob, EngineRequest
-
-if TYPE_CHECKING:
-    from forerun.server.state import ServerState
+from forerun.server.state import ServerState
 
 _STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -110,12 +108,12 @@ class AnswerResponse(Response):
                 if form.streams:
                     await self._send_stream(send, form.stream(answer))
                 else:
-                    await _json(await form.whole(answer))(scope, receive, send)
+                    await JSONResponse(await form.whole(answer))(scope, receive, send)
         except TimeoutError:
             text = f"the request took longer than {deadline:g} seconds."
             await self._fail(scope, receive, send, ApiError(504, text, code="timeout"))
         except Exception as error:
-            await self._fail(scope, receive, send, ApiError.logged(error))
+            await self._fail(scope, receive, send, ApiError.of(error))
 
     async def _send_stream(self, send: Send, events: AsyncIterator[str]) -> None:
         headers = [(name.encode(), value.encode()) for name, value in _STREAM.items()]
@@ -131,13 +129,7 @@ class AnswerResponse(Response):
             text = self._form.failed(body).encode()
             await send({"type": "http.response.body", "body": text, "more_body": False})
         else:
-            await _json(body, error.status, error.headers)(scope, receive, send)
-
-
-def _json(
-    content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    return Response(written(content), status, headers, media_type="application/json")
+            await JSONResponse(body, error.status, error.headers)(scope, receive, send)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import threading
 from collections import Counter, defaultdict
@@ -23,7 +22,6 @@ from forerun.engine.requests import Completion, TokenEvent
 from forerun.server.errors import ApiError
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,8 @@ class AnswerJob:
     key: str
     updates: asyncio.Queue[Update | Exception] = field(default_factory=asyncio.Queue)
     started: float = field(default_factory=perf_counter)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """Event loop in which the job is awaited."""
     left: int = 0
     """Requests whose last update has not come."""
     newest: dict[int, float] = field(default_factory=dict)
@@ -137,8 +137,6 @@ class EngineService:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._outbox: list[tuple[AnswerJob, Update | Exception]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop in which all jobs are awaited."""
         self._round_seconds = 0.0
         # What the engine says goes to whoever listens where the service was made.
         run = partial(copy_context().run, self._run)
@@ -200,7 +198,6 @@ class EngineService:
             ApiError: if too many wait, or the engine refuses one of them; then none runs.
         """
         self.admit(len(requests), key)
-        self._loop = asyncio.get_running_loop()
         job = AnswerJob(requests, key, left=len(requests))
         accepted = Future[None]()
         self._open[key] += len(requests)
@@ -278,20 +275,16 @@ class EngineService:
             wait = False
 
     def _take(self, job: AnswerJob, accepted: Future[None]) -> None:
-        engine, taken = self.engine, dict[int, _Running]()
-        assert engine is not None
+        assert self.engine is not None
         if not accepted.set_running_or_notify_cancel():
             return
         try:
             for index, request in enumerate(job.requests):
-                taken[engine.add(**vars(request))] = _Running(job, index)
+                self._running[self.engine.add(**vars(request))] = _Running(job, index)
         except Exception as error:
-            for number in taken:
-                engine.cancel(number)
-                engine.completion(number)
+            self._cancel(job)
             accepted.set_exception(ApiError.of(error))
             return
-        self._running |= taken
         accepted.set_result(None)
 
     def _cancel(self, job: AnswerJob) -> None:
@@ -305,7 +298,6 @@ class EngineService:
         try:
             events = engine.step()
         except Exception as error:
-            logger.exception("a round failed; all requests end")
             self._fail_all(ApiError.of(error))
             return
         now, took = perf_counter(), self._round_seconds
@@ -334,12 +326,13 @@ class EngineService:
         self._flush()
 
     def _flush(self) -> None:
-        """Hand all updates of a round to asyncio in one call."""
+        """Hand all updates of a round to asyncio, in one call of each event loop."""
         updates, self._outbox = self._outbox, []
-        # The event loop of clients that have gone may have ended.
-        with suppress(RuntimeError):
-            if updates and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._deliver, updates)
+        for loop in dict.fromkeys(job.loop for job, _ in updates):
+            own = [update for update in updates if update[0].loop is loop]
+            # The event loop of clients that have gone may have ended.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._deliver, own)
 
     def _deliver(self, updates: Sequence[tuple[AnswerJob, Update | Exception]]) -> None:
         for job, update in updates:

@@ -69,10 +69,6 @@ class ServerState:
     def vocabulary(self) -> GrammarVocabulary:
         return GrammarVocabulary(self.engine)
 
-    @property
-    def fingerprint(self) -> str:
-        return f"forerun-{self.started:x}"
-
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; no model is loaded by a request.
 
@@ -80,17 +76,13 @@ class ServerState:
             ApiError: naming those that are.
         """
         if name is not None and name not in self.names:
-            raise ApiError(
-                404,
-                f"The model `{name[:80]}` does not exist; this server has {', '.join(self.names)}.",
-                param="model",
-                code="model_not_found",
-            )
+            own = ", ".join(self.names)
+            message = f"The model `{name[:80]}` does not exist; this server has {own}."
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def sampling(self, body: SamplingBody) -> dict[str, Any]:
         """Sampling parameters by name, as far as the body gives them."""
-        given = {name: getattr(body, name) for name in _SAMPLING}
-        params = {name: value for name, value in given.items() if value is not None}
+        params = body.model_dump(include=_SAMPLING, exclude_none=True)
         if body.top_k == -1:
             params["top_k"] = 0
         if body.top_p == 0.0:
@@ -141,8 +133,8 @@ class ServerState:
             return {} if matcher is None else {"mask": GrammarMask(matcher, size)}
 
         if "logprobs" in params:
-            # Here, in a worker's thread: in the event loop all streams would wait for it.
-            self.tokens.read_bytes()
+            # It takes a while: here, in a worker's thread, no stream waits for it.
+            _ = self.tokens.bytes_of
         seed, hints = params.get("seed"), more.pop("hints", Hints())
         speculative, hints = self.speculation(body, hints)
         count = body.n or 1
@@ -154,10 +146,10 @@ class ServerState:
         ]
 
 
-_SAMPLING = (
+_SAMPLING = {
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos"),
-)
+}
 
 
 class TokenNames:
@@ -173,7 +165,7 @@ class TokenNames:
         self._special = {number: name for name, number in decoder.special.items()}
 
     @cached_property
-    def _bytes(self) -> Mapping[int, bytes]:
+    def bytes_of(self) -> Mapping[int, bytes]:
         """Bytes of all tokens; empty for a tokenizer whose decoder joins words or is not known."""
         if getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None) is None:
             return {}
@@ -181,15 +173,11 @@ class TokenNames:
             return SpelledVocabulary(self._tokenizer).bytes_of
         return {}
 
-    def read_bytes(self) -> None:
-        """Read the bytes of all tokens, which takes a while; does nothing if that was done."""
-        _ = self._bytes
-
     def __call__(self, token_id: int) -> tuple[str, bytes]:
         """Text of a token, and its bytes, which need not be whole characters."""
         if token_id in self._special:
             return self._special[token_id], self._special[token_id].encode()
-        content = self._bytes.get(token_id)
+        content = self.bytes_of.get(token_id)
         if content is None:
             text = self.decode((token_id,))
             return text, text.encode()
