@@ -25,7 +25,7 @@ def test_answers_given_before_are_the_corpus(tmp_path: Path) -> None:
         answers = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
         assert len(answers) == 4
         with engines("zoo", [str(path)]) as both:
-            assert [one.config.method for one in both] == ["draft_model", "cascade"]
+            assert [one.config.method for one in both] == ["cascade", "cascade"]
             rows = list(measure(both, prompts, 1.0, 12))
     assert [row.category for row in rows] == ["def", "cla"]
     assert all(row.identical for row in rows)

@@ -142,7 +142,8 @@ def test_every_field_has_a_flag_with_its_default() -> None:
     assert (request.sampling, USUAL) == ({}, SamplingParams())
     assert request.speculation == SpeculativeConfig()
     choice = choose(request.speculation, "zoo")
-    assert choice.config == SpeculativeConfig(method="draft_model", model="zoo-draft")
+    behind = {"cascade": ("suffix", "draft_model")}
+    assert choice.config == SpeculativeConfig(method="cascade", model="zoo-draft", options=behind)
     assert choice.note is None
 
 

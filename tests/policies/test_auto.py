@@ -19,7 +19,7 @@ from forerun.core import Draft, Hints, Origin, PlainReason, Request, RoundTimes,
 from forerun.costs.table import CostTable
 from forerun.drafters.ngram import NgramDrafter
 from forerun.params import SamplingParams
-from forerun.policies import auto
+from forerun.policies import auto, budget
 from forerun.policies.acceptance import Acceptance
 from forerun.policies.auto import AutoOptions, AutoPolicy
 from forerun.policies.beliefs import Beliefs, Member
@@ -450,7 +450,9 @@ def test_a_disk_that_takes_nothing_is_named_once(
     assert caplog.text.count("cannot be kept") == 1
 
 
-def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
+@pytest.mark.parametrize("planning", [0.0, 0.01, 0.1])
+def test_texts_are_looked_at_less_often_while_nothing_is_found(planning: float) -> None:
+    """The dearer a look, the rarer: looks and what they miss stay a small share of the time."""
     looked: list[int] = []
 
     def sure(position: int) -> float:
@@ -460,18 +462,21 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found() -> None:
     world = World(SimulatedDrafter(looks_up=True, rate=lambda _: 1.0, sure=sure, token_seconds=0.0))
     made = policy(world)
     made.attach(ToyModel(5), world.drafter, 1)  # type: ignore[arg-type]
-    for _ in range(2):
+    made.clock = itertools.count(step=planning).__next__
+    for number in range(3):
         del looked[:]
-        world.each(made, [100])
-        # A text that begins is looked at in each round, whatever the one before was like.
-        assert looked[: auto.DRY] == list(range(auto.DRY))
-        assert max(after - before for before, after in pairwise(looked)) == 1 + auto.MOST_MISSED
-        assert len(looked) < 60
+        world.each(made, [140])
+        # Early in a text much may be found, whatever the one before was like.
+        for before, after in pairwise(looked):
+            assert after - before <= 1 + after / auto.EARLY
+        assert planning * len(looked) < 0.06 * 140 or not number
+    if not planning:
+        assert looked == list(range(139))
     del looked[:]
-    world.each(made, [300])
+    world.each(made, [400])
     found = [position for position in looked if position >= 150]
-    assert found[0] <= 150 + auto.MOST_MISSED
-    assert world.drafted > 0.7 * (300 - found[0])
+    assert found[0] <= 150 + (2 * budget.MOST_PLANNING * 500) ** 0.5
+    assert world.drafted > 0.7 * (400 - found[0])
 
 
 def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:

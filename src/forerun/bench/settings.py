@@ -15,7 +15,7 @@ from forerun.core import Drawing
 from forerun.drafters import DRAFTERS, drafters_of
 from forerun.drafters.corpus import CorpusOptions
 from forerun.engine.config import SpeculativeConfig, option_classes, option_names
-from forerun.engine.resolve import choose, default_method
+from forerun.engine.resolve import choose, default_method, known_drafter
 from forerun.errors import ConfigError, UnknownNameError, counted
 from forerun.heads import kind_at
 from forerun.options import UNIQUE, Text, changes, option, options, pick
@@ -130,7 +130,7 @@ def likely_methods(target: str, models: Sequence[str]) -> tuple[str, ...]:
     methods += [default_method(model, target) for model in models]
     if not models:
         methods += [kind for kind in ("eagle3",) if packaged_head(target, kind) is not None]
-        methods += ["draft_model"] if default_method(None, target) == "draft_model" else []
+        methods += ["draft_model"] if known_drafter(target) == "draft_model" else []
     return tuple(dict.fromkeys(methods))
 
 

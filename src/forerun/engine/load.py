@@ -65,8 +65,8 @@ def load(
         model: `smollm2`, `zoo`, the small model that comes with forerun, a checkpoint's directory,
             a GGUF file, a hub id, an open `Checkpoint`, or a model of transformers (pass its
             tokenizer too). Left out, SmolLM2 if its package is installed, else the zoo.
-        speculative: configuration of speculation: a config or a mapping of its fields; True picks
-            the known draft model or looking up (`suffix`), False decodes plainly.
+        speculative: configuration of speculation: a config or a mapping of its fields; True looks
+            up (`suffix`), with the known draft model or head behind it; False decodes plainly.
         drafter: a method's name, or a drafter; instead of the config's `method`.
         policy: a policy's name, or a policy; instead of the config's.
         revision: branch, tag or commit on the hub.

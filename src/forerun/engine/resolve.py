@@ -49,8 +49,8 @@ KNOWN_DRAFTS = {
     "gpt2-xl": "gpt2",
 }
 
-# Members of a cascade in their order; the number is the most tokens that a member drafts.
-_LOOKING_UP, _DRAFT_MODEL = "suffix", "draft_model:4"
+# The first member of a cascade that is chosen for the caller.
+_LOOKING_UP = "suffix"
 
 
 class LoadOptions(SizeOptions, total=False):
@@ -220,8 +220,8 @@ def name_of(model: Any, what: str = "model") -> str:
 def default_method(model: str | None, target: str) -> str:
     """The method if none is named: that of a named head or draft model, or the best one known for the target.
 
-    Known are draft models of its family, and heads that come in packages, which draft where nothing
-    is found by looking up (`cascade`). For all other targets earlier text is looked up (`suffix`).
+    A drafter that is known for the target drafts where nothing is found by looking up (`cascade`).
+    For all other targets earlier text is looked up (`suffix`).
 
     Args:
         model: the draft model or head, if one is named.
@@ -229,15 +229,15 @@ def default_method(model: str | None, target: str) -> str:
     """
     if model is not None:
         return kind_at(model) or "draft_model"
-    if target.rstrip("/") in KNOWN_DRAFTS:
-        return "draft_model"
-    return "suffix" if known_head(target) is None else "cascade"
+    return "suffix" if known_drafter(target) is None else "cascade"
 
 
-def known_head(target: str) -> str | None:
-    """The kind of a head that comes in a package for a target; None if there is none."""
+def known_drafter(target: str) -> str | None:
+    """The method of the draft model or packaged head that is known for a target; None if there is none."""
     from forerun.models.zoo import packaged_head  # Here, because models load torch.
 
+    if target.rstrip("/") in KNOWN_DRAFTS:
+        return "draft_model"
     return next((kind for kind in HEADS if packaged_head(target, kind) is not None), None)
 
 
@@ -256,11 +256,10 @@ def pick_method(
     """
     method, own = default_method(model, target), dict(options)
     if method == "cascade":
-        return method, {"cascade": (_LOOKING_UP, known_head(target)), **own}
+        return method, {"cascade": (_LOOKING_UP, known_drafter(target)), **own}
     if "corpus" not in own or issubclass(drafters_of(method, own)[0].options, CorpusOptions):
         return method, own
-    last = _DRAFT_MODEL if method == "draft_model" else method
-    return "cascade", {"cascade": (_LOOKING_UP, last), **own}
+    return "cascade", {"cascade": (_LOOKING_UP, method), **own}
 
 
 def choose(config: SpeculativeConfig, target: str) -> Resolved:

@@ -28,7 +28,7 @@ from forerun.costs.table import CostTable
 from forerun.options import options
 from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs, Member
-from forerun.policies.budget import FIRST_TOKENS, TUITION, Account, Trials
+from forerun.policies.budget import FIRST_TOKENS, MOST_PLANNING, TUITION, Account, Trials
 from forerun.policies.costs import LiveCosts
 from forerun.policies.decisions import Decisions, Seen
 from forerun.policies.lengths import Offer
@@ -41,9 +41,12 @@ LONGEST = 16
 # If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
 # applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
-# Elsewhere, if looking up does not pay, it pauses for one round after DRY rounds without an accepted token,
-# for two after twice as many, and for at most MOST_MISSED.
-DRY, MOST_MISSED = 24, 3
+# Elsewhere, if looking up does not pay, it pauses, because planning takes time too. After n rounds without an
+# accepted token, text begins to repeat itself about once in n rounds, and a pause of r rounds misses r / 2 of
+# what it repeats. Early in a text a pause is at most one EARLYth of what is written.
+EARLY = 2
+# Step with which the share of time that planning takes follows what is measured.
+SHARE_STEP = 0.05
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
 # Plain rounds after which a lookup's round runs cold; a model's draft does after any.
 COLD_AFTER = 8
@@ -107,6 +110,8 @@ class AutoPolicy(BasePolicy):
         self._tried: Trials | None = None
         # Rounds that were not yet learned from, and the seconds of planning the next one.
         self._seen, self._plain, self._planning = list[Seen](), list[Seen](), 0.0
+        # Share of a plain round that planning takes where nothing pays.
+        self._plan_share = 0.0
         # Rounds: all, those since a draft, since an accepted token, and drafting ones since a plain one.
         self._rounds = self._undrafted = self._dry = self._drafted = 0
 
@@ -176,6 +181,9 @@ class AutoPolicy(BasePolicy):
         self._plans = [text.plan(self._several) for text in texts]
         self._is_plain = all(text.choice is None for text in texts)
         self._planning = self.clock() - started
+        if self._is_plain and not timed:
+            share = self._planning / self.costs.plain_seconds(len(requests))
+            self._plan_share += SHARE_STEP * (min(share, MOST_PLANNING) - self._plan_share)
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
                 logger.info("request %d: %s", request.request_id, text.in_words())
@@ -365,7 +373,8 @@ class AutoPolicy(BasePolicy):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
             written = min(request.num_output_tokens for request in requests)
-            return 1 + min(min(self._dry, written) // DRY, MOST_MISSED)
+            pause = (2.0 * self._plan_share * self._dry) ** 0.5
+            return int(max(min(pause, 1 + written / EARLY), 1))
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
