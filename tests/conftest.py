@@ -71,15 +71,13 @@ def empty_home(monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few passes over a target that policy `auto` times, which it does anew in every empty home."""
-    monkeypatch.setattr(calibration, "PASSES", 6)
+@pytest.fixture(autouse=True, scope="session")
+def _engine_of_tests() -> Iterator[None]:
+    """Engines as tests want them: few timed passes, and assertions that reach the test.
 
-
-@pytest.fixture(autouse=True)
-def drafters_may_assert(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An assertion inside a drafter fails the test; the engine alone would go on without the draft."""
+    Policy `auto` times its target anew in every empty home. An engine would go on without the draft of a
+    drafter that raises.
+    """
     note = GuardedDrafter._note
 
     def raising(self: GuardedDrafter, error: Exception, running: Running) -> None:
@@ -87,7 +85,10 @@ def drafters_may_assert(monkeypatch: pytest.MonkeyPatch) -> None:
             raise error
         note(self, error, running)
 
-    monkeypatch.setattr(GuardedDrafter, "_note", raising)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "PASSES", 6)
+        patch.setattr(GuardedDrafter, "_note", raising)
+        yield
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -97,6 +98,14 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip("built without kernels")
     monkeypatch.setattr(_native, "AVAILABLE", request.param == "compiled")
     return str(request.param)
+
+
+@pytest.fixture
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs enumerate rules on the smaller vocabulary alone; `tests/testing` does on both."""
+    from forerun.testing.verifier_check import default_cases
+
+    monkeypatch.setattr("forerun.proof.enumeration.default_cases", lambda: default_cases((3,)))
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ def block(language: str, heading: str) -> str:
 def changed(tmp_path: Path, heading: str, files: int = 1) -> Path:
     """A copy of the package with the change that is shown under a heading, in so many files."""
     copied = tmp_path / "src" / "forerun"
+    # With what is compiled of it, but not what is being written there now.
     shutil.copytree(
-        ROOT / "src" / "forerun", copied, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        ROOT / "src" / "forerun", copied, ignore=shutil.ignore_patterns("*.so", "*.pyc.*")
     )
     change = block("diff", heading)
     assert change.count("+++ ") == files

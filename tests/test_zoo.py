@@ -25,7 +25,7 @@ from tests.helpers.gguf_files import read_by_transformers
 pytestmark = pytest.mark.zoo
 # Bytes of the package, and of all files of a clone.
 MOST_ZOO, MOST_TRACKED = 28e6, 42.5e6
-GREEDY = forerun.SamplingParams(temperature=0, max_tokens=48)
+GREEDY = forerun.SamplingParams(temperature=0, max_tokens=32)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,8 @@ def measure(options: argparse.Namespace, output: Output) -> int:
     device = resolve_device(options.device or ("cpu" if options.tiny else "cuda"))
     if options.tiny:
         torch.set_num_threads(1)
-    bench = Bench(device, output, tokens=12 if options.tiny else 128)
+    tokens, repeats = (12, 2) if options.tiny else (128, 15)
+    bench = Bench(device, output, tokens, repeats)
     left: list[str] = ["all"]
     with output.deadline(left):
         _environment(device, output)
@@ -107,10 +108,11 @@ class Bench:
         device: where.
         output: takes the rows.
         tokens: of an output.
+        repeats: of a forward that is timed.
     """
 
-    def __init__(self, device: torch.device, output: Output, tokens: int) -> None:
-        self.device, self.output, self.tokens = device, output, tokens
+    def __init__(self, device: torch.device, output: Output, tokens: int, repeats: int) -> None:
+        self.device, self.output, self.tokens, self.repeats = device, output, tokens, repeats
         self.rate = 0.0
         self._held: tuple[str, CausalLM] | None = None
         self._round_ms: dict[tuple[str, str], float] = {}
@@ -130,7 +132,7 @@ class Bench:
 
     def forwards(self, subject: Subject) -> int:
         """Milliseconds of a forward by its new tokens, and the memory's bandwidth that it reaches."""
-        timed = forwards(self.target(subject), CONTEXT)
+        timed = forwards(self.target(subject), CONTEXT, repeats=self.repeats)
         self.output.row(
             "forwards",
             model=subject.name,

@@ -93,7 +93,7 @@ def test_the_same_settings_give_the_same_figures(prove: Any) -> None:
     assert first == again != other
 
 
-def test_people_see_all_parts_and_the_outcome(prove: Any) -> None:
+def test_people_see_all_parts_and_the_outcome(prove: Any, few_cases: None) -> None:
     result = prove("--rejection-sample-method", "token")
     for words in ("By enumeration", "By statistics", "By equality", "would have been detected"):
         assert words in result.stdout
@@ -158,7 +158,9 @@ class Admits(TokenRule):
     name, exactness = "admits", Exactness.APPROXIMATE
 
 
-def test_a_defect_ends_with_one(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_ends_with_one(
+    prove: Any, monkeypatch: pytest.MonkeyPatch, few_cases: None
+) -> None:
     monkeypatch.setitem(RULES, "loose", Loose)
     rule = ("--rejection-sample-method", "loose")
     result = prove("--json", *rule)

@@ -71,7 +71,7 @@ def run_of(
 ) -> DrafterRun:
     """A run of a few steps, looked at after each of them."""
     values = {
-        "tokens": 500,
+        "tokens": 320,
         "micro_batch_tokens": 64,
         "validate_minutes": 1e-9,
         "patience": 1000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,35 @@ def values_of(blocks: Groups | SuperBlocks) -> NDArray[np.float32]:
     return (scales * (codes - 32 * symmetric) + offsets).reshape(blocks.codes.shape)
 
 
+# Contents of the latest files, and their configs, by what they were made of.
+_WRITTEN: dict[str, tuple[bytes, Any]] = {}
+_MOST_WRITTEN = 16
+
+
 def write_model(
     path: Path,
     family: str = "llama",
     kind: Kind | Callable[[str], Kind] = Kind.Q8_0,
+    **options: Any,
+) -> Any:
+    """Write a random model, with the options of `_write`; its config, of transformers."""
+    if callable(kind) or {"metadata", "more"} & {*options}:
+        return _write(path, family, kind, **options)
+    key = repr((family, kind, sorted(options.items())))
+    if key not in _WRITTEN:
+        config = _write(path, family, kind, **options)
+        if len(_WRITTEN) == _MOST_WRITTEN:
+            del _WRITTEN[next(iter(_WRITTEN))]
+        _WRITTEN[key] = path.read_bytes(), config
+    content, config = _WRITTEN[key]
+    path.write_bytes(content)
+    return deepcopy(config)
+
+
+def _write(
+    path: Path,
+    family: str,
+    kind: Kind | Callable[[str], Kind],
     *,
     tied: bool = False,
     metadata: Mapping[str, Any] | None = None,

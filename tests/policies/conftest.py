@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from forerun.policies import memory
+from forerun.policies import calibration, memory
 from forerun.policies.calibration import Calibrated, calibrate
+
+# As many as users get, before `tests/conftest.py` makes them fewer: here the timing itself is tested.
+PASSES = calibration.PASSES
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +21,4 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return Calibrated(calibrate(target, rows).table)
 
     monkeypatch.setattr(memory, "calibrate", quiet)
-
-
-@pytest.fixture
-def short_calibration() -> None:
-    """All passes: here the timing itself is tested."""
+    monkeypatch.setattr(calibration, "PASSES", PASSES)

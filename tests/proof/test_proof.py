@@ -154,7 +154,7 @@ def test_the_given_engine_is_proven_and_left_as_it_was() -> None:
     assert not any(isinstance(rule, WatchedRule) for rule in engine.rules.values())
 
 
-def test_auto_enumerates_every_rule_that_it_may_take() -> None:
+def test_auto_enumerates_every_rule_that_it_may_take(few_cases: None) -> None:
     proof = proof_of(engine_of(), effort=replace(FEW, part=("enumeration",)))
     assert proof.passed
     assert proof.enumeration is not None
@@ -172,7 +172,7 @@ def test_the_level_is_the_one_that_the_engine_states(rule: str) -> None:
     assert proof.level is engine.exactness
 
 
-def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass() -> None:
+def test_typical_acceptance_says_that_it_is_approximate_and_does_not_pass(few_cases: None) -> None:
     """It declares its level, and both enumeration and statistics show it."""
     parts = ("enumeration", "statistics")
     proof = proof_of(engine_of(rule="typical"), effort=replace(FEW, part=parts))

@@ -126,7 +126,7 @@ def test_what_is_no_call_stays_text(name: str, text: str, rest: str, calls: Any)
 
 def called(one: Client, **body: Any) -> dict[str, Any]:
     """The choice of a forced call, which is that of plain decoding, and of a stream."""
-    asked = {"seed": 5, "max_tokens": 300, "tools": TOOLS, **body}
+    asked = {"seed": 5, "max_tokens": 200, "tools": TOOLS, **body}
     choice = one.chat(**asked)["choices"][0]
     plain = one.chat(**asked, speculative=False)["choices"][0]
     chunks = one.chunks(**asked)
@@ -195,6 +195,8 @@ def test_an_answer_may_be_json_or_a_call() -> None:
             content = choice["message"]["content"]
             assert content in (None, '"sunny"', '"rainy"')
             kinds.add(content is None)
+            if len(kinds) == 2:
+                break
     assert kinds == {True, False}
 
 

@@ -24,7 +24,7 @@ def test_greedy_answers_in_float32() -> None:
     engine = forerun.load("smollm2", dtype="fp32", device="cpu")
     for question in QUESTIONS:
         messages = [{"role": "user", "content": question}]
-        ours = engine.chat(messages, temperature=0, max_tokens=24, ignore_eos=True)
+        ours = engine.chat(messages, temperature=0, max_tokens=12, ignore_eos=True)
         assert list(ours.token_ids) == most_likely(theirs, ours.prompt_ids, ours.token_ids)
 
 
@@ -46,5 +46,5 @@ def test_gemma_goes_on_as_it_does_in_transformers() -> None:
     theirs = read_by_transformers(path, config)
     engine = forerun.load("gemma3", dtype="fp32", device="cpu")
     for prompt in ("The capital of France is", "def fibonacci(n):", "Water boils at"):
-        ours = engine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True)
+        ours = engine.generate(prompt, temperature=0, max_tokens=12, ignore_eos=True)
         assert list(ours.token_ids) == most_likely(theirs, ours.prompt_ids, ours.token_ids)
