@@ -135,6 +135,16 @@ std::int64_t blocks_at_once(const MatrixShape& shape, const Activations& x) {
   return std::min(std::max<std::int64_t>(kept, x.kernels().max_blocks), kMostKept);
 }
 
+// That go through all of several tiles in a row. Where kernels take one at a time, more of them
+// share a tile's panel while it is near, if there are so many tiles that it comes from afar.
+std::int64_t blocks_in_a_row(const MatrixShape& shape, const Activations& x) {
+  constexpr std::int64_t kLeastTiles = 6;
+  const std::int64_t call = blocks_at_once(shape, x);
+  if (call > 1 || x.kernels().streams_blocks || x.tiles() < kLeastTiles) return call;
+  const auto kept = 2 * kKeptBytes / static_cast<std::int64_t>(shape.block_bytes());
+  return std::min(std::max(kept, std::int64_t{1}), kMostKept);
+}
+
 // How many of the blocks that are left of a range the next call takes: two and two of four.
 std::int64_t together(std::int64_t left, std::int64_t most) {
   if (left <= most) return left;
@@ -145,7 +155,7 @@ std::int64_t together(std::int64_t left, std::int64_t most) {
 // tile as many as there is room for.
 std::int64_t in_a_row(const Product& p, std::int64_t left, std::int64_t most) {
   if (p.x.tiles() == 1) return std::min(left, most);
-  return together(left, blocks_at_once(p.weights.shape(), p.x));
+  return together(left, blocks_in_a_row(p.weights.shape(), p.x));
 }
 
 // One tile over `count` blocks in a row; the results of the first go to `out`. Where there is a
@@ -265,7 +275,7 @@ std::int64_t grain_of(const Product& p) {
   // Whole calls, but of streams a part is as good.
   const KernelSet& kernels = p.x.kernels();
   const std::int64_t call =
-      kernels.streams_blocks ? kernels.max_blocks : blocks_at_once(shape, p.x);
+      kernels.streams_blocks ? kernels.max_blocks : blocks_in_a_row(shape, p.x);
   return std::max<std::int64_t>(least / call, 1) * call;
 }
 

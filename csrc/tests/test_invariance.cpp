@@ -184,6 +184,10 @@ int main(int count, char** arguments) {
         if (round == 0)
           check_attention(precision, level, between(random, 520, 1200), pools, random);
       }
+      const Precision precision = kBlockwise[round % static_cast<int>(std::size(kBlockwise))];
+      const std::int64_t cols = 256 * (level == Level::portable ? 1 : between(random, 1, 3));
+      check_shape(MatrixShape::make(precision, between(random, 1, 200), cols), level, pools,
+                  random);
     }
   }
   std::puts("ok");

@@ -236,7 +236,9 @@ void check_blocks(const MatrixShape& shape, std::int64_t n, Random& random, Thre
 void check_gate(Precision precision, std::int64_t blocks, std::int64_t n, Random& random,
                 ThreadPool& pool) {
   const std::int64_t half = kBlockRows * blocks;
-  const MatrixShape shape = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
+  const MatrixShape any = MatrixShape::make(precision, 2 * half, between(random, 1, 300), 32);
+  const std::int64_t cols = any.blockwise() ? 256 : any.cols;
+  const MatrixShape shape = MatrixShape::make(precision, 2 * half, cols, 32);
   const Packed w(shape, normal(random, shape.rows * shape.cols, 0.1f));
   const std::vector<float> x = normal(random, n * shape.cols, 1.0f);
   const std::vector<float> bias = normal(random, shape.rows);
@@ -346,7 +348,10 @@ int main(int count, char** arguments) {
   }
   for (const Precision precision : kBlockwise) {
     check_blockwise(precision, random);
-    for (const std::int64_t n : {1, 3, 4, 7, 8, 9, 14, 40}) {
+    check_gate(precision, between(random, 1, 9), between(random, 1, 16), random, pool);
+    check_gate(precision, between(random, 9, 30), between(random, 40, 60), random, pool);
+    // From 41 tokens on, six tiles, several blocks share a tile.
+    for (const std::int64_t n : {1, 3, 4, 7, 8, 9, 14, 40, 41, 100}) {
       const auto shape =
           MatrixShape::make(precision, between(random, 1, 200), 256 * between(random, 1, 5));
       check_reference(shape, random, pool);

@@ -18,9 +18,9 @@ FORERUN_INLINE __m512 half_of(__m512i line) {
 
 template <class Format>
 struct Avx512Blocks {
+  // One block for eight tokens, which takes all registers: with several blocks and their factors
+  // sums would go to memory, in twice to three times the time.
   static constexpr int kMaxTokens = 8;
-  static constexpr int kTileTokens = 4;
-  static constexpr int kMaxBlocks = 3;
 
   struct Position {
     const std::uint8_t* w;
@@ -28,13 +28,13 @@ struct Avx512Blocks {
     const std::uint8_t* ahead;
   };
 
-  // The line at `at`, of all blocks, behind which `at` then is.
-  template <int B>
-  static FORERUN_INLINE void next_line(const TileArgs& a, Position& at, __m512i (&line)[B]) {
+  // The line at `at`, behind which `at` then is.
+  static FORERUN_INLINE __m512i next_line(const TileArgs& a, Position& at) {
     prefetch(at.ahead, at.w, a.ahead.near);
-    unroll<B>([&](auto b) { line[b] = _mm512_loadu_si512(at.w + b * a.block_bytes); });
+    const __m512i line = _mm512_loadu_si512(at.w);
     at.w += kLine;
     at.ahead += a.ahead.step;
+    return line;
   }
 
   template <int kQuad>
@@ -47,105 +47,78 @@ struct Avx512Blocks {
     return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8(Format::kMask)));
   }
 
-  template <int B, int T>
-  static FORERUN_INLINE void multiply(const TileArgs& a, Position& at, __m512i (&acc)[B * T]) {
-    unroll<T>([&](auto t) {
+  template <int T>
+  static FORERUN_INLINE void multiply(const TileArgs& a, Position& at, __m512i (&acc)[T]) {
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY {
       const auto surplus = _mm512_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
-      unroll<B>([&](auto b) { acc[b * T + t] = surplus; });
+      acc[t] = surplus;
     });
     at.x += 2 * T;
-    __m512i upper[B] = {};
-    if constexpr (Format::kUpper > 0) next_line<B>(a, at, upper);
-    unroll<Format::kLines>([&](auto i) {
-      __m512i line[B];
-      next_line<B>(a, at, line);
-      unroll<2>([&](auto high) {
+    __m512i upper = {};
+    if constexpr (Format::kUpper > 0) upper = next_line(a, at);
+    unroll<Format::kLines>([&](auto i) FORERUN_INLINE_BODY {
+      const __m512i line = next_line(a, at);
+      unroll<2>([&](auto high) FORERUN_INLINE_BODY {
         constexpr int kQuad = 2 * i + high;
-        __m512i weight[B];
-        unroll<B>([&](auto b) { weight[b] = codes<kQuad>(line[b], upper[b]); });
-        unroll<T>([&](auto t) {
-          if constexpr (B == 1) {
-            acc[t] = dot<Format::kQuads * T, kQuad * T + t>(acc[t], weight[0], at.x);
-          } else {
-            const __m512i operand = _mm512_set1_epi32(static_cast<int>(at.x[kQuad * T + t]));
-            unroll<B>([&](auto b) { acc[b * T + t] = dot(acc[b * T + t], weight[b], operand); });
-          }
+        const __m512i weight = codes<kQuad>(line, upper);
+        unroll<T>([&](auto t) FORERUN_INLINE_BODY {
+          acc[t] = dot<Format::kQuads * T, kQuad * T + t>(acc[t], weight, at.x);
         });
       });
     });
     at.x += Format::kQuads * T;
   }
 
-  template <int B, int T, int kGroup>
-  static FORERUN_INLINE void add_group(const __m512i (&acc)[B * T], const __m512i (&scales)[B],
-                                       const __m512 (&factor)[B], const __m512 (&factor2)[B],
-                                       const std::uint32_t* x_head, __m512 (&sums)[B * T]) {
+  template <int T, int kGroup>
+  static FORERUN_INLINE void add_group(const __m512i (&acc)[T], __m512i scales, __m512 factor,
+                                       __m512 factor2, const std::uint32_t* x_head,
+                                       __m512 (&sums)[T]) {
     constexpr int kBytes = Format::kOffset ? 2 : 1;
-    unroll<B>([&](auto b) {
-      __m512 w_scale;
-      if constexpr (Format::kFactors) {
-        w_scale = _mm512_mul_ps(byte_of<!Format::kOffset, kBytes * kGroup>(scales[b]), factor[b]);
-      } else {
-        w_scale = half_of<kGroup>(scales[b]);
-      }
-      __m512 w_offset = w_scale;
-      if constexpr (Format::kOffset)
-        w_offset = _mm512_mul_ps(byte_of<false, kBytes * kGroup + 1>(scales[b]), factor2[b]);
-      unroll<T>([&](auto t) {
-        constexpr int i = b * T + t;
-        __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[i]), w_scale);
-        if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
-        sums[i] = _mm512_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[i]);
-      });
-    });
-  }
-
-  template <int B, int T>
-  static FORERUN_INLINE void run_blocks(const TileArgs& a) {
-    __m512 sums[B * T];
-    unroll<B * T>([&](auto i) { sums[i] = _mm512_setzero_ps(); });
-    const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
-    Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
-    for (std::int64_t left = a.lines; left > 0; left -= Format::kValueLines) {
-      if (at.w == turn) at.ahead = a.ahead.second;
-      __m512i head[B] = {};
-      if constexpr (Format::kFactors) next_line<B>(a, at, head);
-      __m512 factor[B];
-      __m512 factor2[B];
-      unroll<B>([&](auto b) {
-        factor[b] = half_of<0>(head[b]);
-        factor2[b] = half_of<1>(head[b]);
-      });
-      for (int part = 0; part < Format::kParts; ++part) {
-        __m512i scales[B];
-        next_line<B>(a, at, scales);
-        unroll<Format::kGroups>([&](auto g) {
-          const std::uint32_t* x_head = at.x;
-          __m512i acc[B * T];
-          multiply<B, T>(a, at, acc);
-          add_group<B, T, g>(acc, scales, factor, factor2, x_head, sums);
-        });
-      }
+    __m512 w_scale;
+    if constexpr (Format::kFactors) {
+      w_scale = _mm512_mul_ps(byte_of<!Format::kOffset, kBytes * kGroup>(scales), factor);
+    } else {
+      w_scale = half_of<kGroup>(scales);
     }
-    unroll<B>([&](auto b) { unroll<T>([&](auto t) { store_rows(a, t, sums[b * T + t], b); }); });
+    __m512 w_offset = w_scale;
+    if constexpr (Format::kOffset)
+      w_offset = _mm512_mul_ps(byte_of<false, kBytes * kGroup + 1>(scales), factor2);
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY {
+      __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t]), w_scale);
+      if (Format::kOffset) part = _mm512_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
+      sums[t] = _mm512_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[t]);
+    });
   }
 
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
-    if constexpr (T <= kTileTokens) {
-      if (a.blocks == 3) return run_blocks<3, T>(a);
-      if (a.blocks == 2) return run_blocks<2, T>(a);
+    __m512 sums[T];
+    unroll<T>([&](auto i) FORERUN_INLINE_BODY { sums[i] = _mm512_setzero_ps(); });
+    const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
+    Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
+    for (std::int64_t left = a.lines; left > 0; left -= Format::kValueLines) {
+      if (at.w == turn) at.ahead = a.ahead.second;
+      __m512i head = {};
+      if constexpr (Format::kFactors) head = next_line(a, at);
+      const __m512 factor = half_of<0>(head);
+      const __m512 factor2 = half_of<1>(head);
+      for (int part = 0; part < Format::kParts; ++part) {
+        const __m512i scales = next_line(a, at);
+        unroll<Format::kGroups>([&](auto g) FORERUN_INLINE_BODY {
+          const std::uint32_t* x_head = at.x;
+          __m512i acc[T];
+          multiply<T>(a, at, acc);
+          add_group<T, g>(acc, scales, factor, factor2, x_head, sums);
+        });
+      }
     }
-    run_blocks<1, T>(a);
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY { store_rows(a, t, sums[t]); });
   }
 };
 
 template <class Format>
 KernelSet make_blocks_set(Precision precision) {
-  KernelSet set = make_set<Avx512Blocks<Format>>(Level::avx512, precision);
-  set.tile_tokens = Avx512Blocks<Format>::kTileTokens;
-  set.max_blocks = Avx512Blocks<Format>::kMaxBlocks;
-  return set;
+  return make_set<Avx512Blocks<Format>>(Level::avx512, precision);
 }
 
 }  // namespace
