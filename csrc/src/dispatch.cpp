@@ -59,8 +59,9 @@ Level lower(Level a, Level b) { return a < b ? a : b; }
 
 }  // namespace
 
-std::ptrdiff_t near_bytes() {
-  return cpu_features().intel ? 32 * static_cast<std::ptrdiff_t>(kLineBytes) : 0;
+std::ptrdiff_t near_bytes(bool slower_than_memory) {
+  constexpr auto kNear = 32 * static_cast<std::ptrdiff_t>(kLineBytes);
+  return slower_than_memory || cpu_features().intel ? kNear : 0;
 }
 
 const KernelSet& kernel_set(Precision precision, Level limit, std::int64_t tokens) {

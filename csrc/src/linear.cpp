@@ -67,13 +67,14 @@ struct AheadPlan {
   std::int64_t unit;   // of lines, where a switch can be
   std::int64_t tiles;
   bool streams;
-  std::ptrdiff_t near = near_bytes();
+  std::ptrdiff_t near;
 
   AheadPlan(const MatrixShape& shape, const Activations& x)
       : lines(shape.all_lines()),
         unit(shape.unit_lines()),
         tiles(x.tiles()),
-        streams(x.kernels().streams_blocks) {}
+        streams(x.kernels().streams_blocks),
+        near(near_bytes(tiles == 1 && x.tokens() >= (shape.bytes_wide() ? 5 : 4))) {}
 
   Ahead tile(std::int64_t index, const TileArgs& a, const Stream& stream) const {
     const std::uint8_t* here = a.weights;

@@ -34,8 +34,9 @@ namespace forerun::cpu {
 // How integer kernels fetch. Where not 0, lines far ahead go to the second-level cache, and those
 // so many bytes ahead to the first. Intel's first-level cache waits for 16 lines at most: with all
 // of them fetched into it, one to eight tokens take 2 to 13 % longer. On AMD that is fastest, by 4
-// to 8 %, and on both in the float formats.
-std::ptrdiff_t near_bytes();
+// to 8 %, where memory is slower than a kernel, and on both in the float formats. Where the kernel
+// is slower, four to eight tokens take 2 to 20 % longer on AMD too.
+std::ptrdiff_t near_bytes(bool slower_than_memory = false);
 
 // Lines to fetch while a tile is computed: one for each line of the block (scales too), `step`
 // bytes further each time, from `first` and, after `switch_line` lines, from `second`. In grouped
