@@ -163,8 +163,8 @@ def test_the_bench(cli: Cli, folders: dict[str, str], tmp_path: Path, name: str)
         tmp_path / "roofline.png",
         tmp_path / f"sheet.{'gif' if name == 'clips' else 'png'}",
     )
-    few = ("--count", "2", "--steps", "6", "--pairs", "1", "--batches", "1,2", "--threads", "1")
-    frames = ("--frames", "4") if name == "clips" else ("--plot", str(plot))
+    few = ("--count", "2", "--steps", "10", "--pairs", "1", "--batches", "1,2", "--threads", "1")
+    frames = ("--frames", "6") if name == "clips" else ("--plot", str(plot))
     pipeline = ("--pipeline", folders[name], "--labels", "1", "--sheet", str(sheet))
     result = cli.run("diffusion", "bench", *pipeline, *few, *frames, "--json")
     assert result.exit_code == 0, result.output
@@ -175,7 +175,7 @@ def test_the_bench(cli: Cli, folders: dict[str, str], tmp_path: Path, name: str)
     for method, row in methods.items():
         assert row["exactness"] == ("exact" if method == "speculative" else "approximate")
         assert 0 < row["least"] <= row["speedup"] <= row["most"]
-    assert methods["cfg_cache"]["full_evaluations"] == (2 * 2 * 6 * (4 if name == "clips" else 1))
+    assert methods["cfg_cache"]["full_evaluations"] == (2 * 2 * 10 * (6 if name == "clips" else 1))
     single, double = content["roofline"]
     assert double["flops"] == pytest.approx(2 * single["flops"])
     assert double["bytes"] == single["bytes"]
