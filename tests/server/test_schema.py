@@ -57,7 +57,19 @@ def test_no_request_breaks_the_server(case: Any, served: Client) -> None:
     response = served.request(case.method, case.formatted_path, content=sent, headers=headers)
     assert response.status_code < 500, response.text
     assert response.status_code == 200 or "error" in response.json()
+    if response.status_code == 200:
+        kind = response.headers["content-type"].partition(";")[0]
+        assert kind in case.operation.definition.raw["responses"]["200"]["content"]
     wait_for(lambda: STATE.service.open == 0)
+
+
+@pytest.mark.parametrize("method", ["TRACE", "PUT"])
+def test_another_method_is_answered_with_those_that_are_served(method: str, served: Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    for path, methods in APP.openapi()["paths"].items():
+        response = served.request(method, path, headers=headers if method == "PUT" else {})
+        assert response.status_code == 405
+        assert {name.strip().lower() for name in response.headers["allow"].split(",")} == {*methods}
 
 
 def test_the_page_lists_all_fields_and_endpoints() -> None:

@@ -16,7 +16,7 @@ from forerun.server import chat
 from forerun.server.answers import Answer, AnswerChoice, Block, Counts
 from forerun.server.bodies import Body, ChatBody, CommonBody, text_of
 from forerun.server.errors import ApiError
-from forerun.server.respond import AnswerResponse, Form, event
+from forerun.server.respond import STREAMS, AnswerResponse, Form, event
 from forerun.server.state import ServerState
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -80,7 +80,7 @@ class MessagesBody(CountBody, CommonBody):
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/messages", response_model=None)
+    @app.post("/v1/messages", response_model=None, responses=STREAMS)
     async def messages(body: MessagesBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
         names = (*CommonBody.model_fields, "max_tokens", "top_k")

@@ -79,7 +79,8 @@ async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
             answer = ApiError(error.status_code, problem)
         case _:
             answer = ApiError.of(error)
-    return JSONResponse(envelope(request.url.path, answer), answer.status, answer.headers)
+    headers = getattr(error, "headers", None) or answer.headers
+    return JSONResponse(envelope(request.url.path, answer), answer.status, headers)
 
 
 def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:

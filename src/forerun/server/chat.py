@@ -114,8 +114,7 @@ def _limit(body: ChatBody) -> int | None:
 def _prediction(state: ServerState, body: ChatBody) -> tuple[int, ...]:
     if body.prediction is None:
         return ()
-    text = text_of(body.prediction.content, "prediction", joint="")
-    return state.prompts.read_prediction(text)
+    return state.prompts.read_prediction(text_of(body.prediction.content, "prediction", joint=""))
 
 
 def _thinks(state: ServerState, token_ids: Sequence[int]) -> bool | None:

@@ -102,7 +102,7 @@ class Gate:
         return hashlib.sha256(given.encode()).hexdigest()[:16]
 
     async def _body(self, method: str, headers: Headers, receive: Receive) -> bytes:
-        if method in ("GET", "HEAD", "OPTIONS"):
+        if method in ("GET", "HEAD", "OPTIONS", "TRACE"):
             return b""
         most, parts, size = self._limits.body_bytes, list[bytes](), 0
         length = headers.get("content-length", "0")

@@ -25,8 +25,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     @app.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         """The model under each of its names."""
-        found = [_model(state, name) for name in state.names]
-        return {"object": "list", "data": found}
+        return {"object": "list", "data": [_model(state, name) for name in state.names]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

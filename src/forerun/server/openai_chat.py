@@ -25,14 +25,14 @@ from forerun.server.answers import (
     timings,
 )
 from forerun.server.bodies import ChatBody, SamplingBody
-from forerun.server.respond import AnswerResponse, Form, event, written
+from forerun.server.respond import STREAMS, AnswerResponse, Form, event, written
 from forerun.server.state import ServerState, TokenNames
 
 DONE = event("[DONE]")
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/v1/chat/completions", response_model=None, responses=STREAMS)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation."""
         return chat.answer(state, request, body, ChatWriter(state, body))

@@ -18,13 +18,13 @@ from forerun.server.bodies import CompletionBody
 from forerun.server.constraints import grammar_of
 from forerun.server.errors import ApiError
 from forerun.server.openai_chat import Writer, finite
-from forerun.server.respond import AnswerResponse
+from forerun.server.respond import STREAMS, AnswerResponse
 from forerun.server.service import EngineRequest
 from forerun.server.state import ServerState, TokenNames
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/completions", response_model=None)
+    @app.post("/v1/completions", response_model=None, responses=STREAMS)
     async def completions(body: CompletionBody, request: HttpRequest) -> AnswerResponse:
         """Complete one prompt or several, given as text or token ids."""
         if body.stream and body.echo:

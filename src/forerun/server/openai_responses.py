@@ -16,7 +16,7 @@ from forerun.server import chat
 from forerun.server.answers import Answer, AnswerChoice, Block, Counts
 from forerun.server.bodies import ChatBody, CommonBody, text_of
 from forerun.server.errors import ApiError
-from forerun.server.respond import AnswerResponse, Form, event
+from forerun.server.respond import STREAMS, AnswerResponse, Form, event
 from forerun.server.state import ServerState
 
 _PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
@@ -44,7 +44,7 @@ class ResponsesBody(CommonBody):
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/responses", response_model=None)
+    @app.post("/v1/responses", response_model=None, responses=STREAMS)
     async def responses(body: ResponsesBody, request: HttpRequest) -> AnswerResponse:
         """Answer a conversation that is given as items."""
         if body.previous_response_id is not None:

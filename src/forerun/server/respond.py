@@ -18,11 +18,13 @@ from forerun.server.errors import ApiError, envelope
 from forerun.server.service import AnswerJob, EngineRequest
 from forerun.server.state import ServerState
 
-_STREAM = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""Content types of answers beside JSON, for the published schema."""
 Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 """Makes the requests of an answer, and the options of `Answer`."""
 
@@ -116,8 +118,7 @@ class AnswerResponse(Response):
             await self._fail(scope, receive, send, ApiError.of(error))
 
     async def _send_stream(self, send: Send, events: AsyncIterator[str]) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in _STREAM.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM]})
         self._begun = True
         async for text in events:
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
