@@ -132,10 +132,13 @@ class Features:
                 continue
             path = verdict.path
             count = len(path) + 1
-            is_chain = not path or path[-1] == count - 2
-            chosen = slice(count) if is_chain else [0, *(node + 1 for node in path)]
+            own = states[index]
+            if path and path[-1] != count - 2:
+                own = own[[0, *(node + 1 for node in path)]]
+            elif count < len(own):
+                own = own[:count]
             start = len(request) - len(verdict.token_ids) - 1
-            self._append(request, start, states[index, chosen])
+            self._append(request, start, own)
 
     def missing(self, request: Request) -> Missing | None:
         """The states of a request that the head's cache lacks; the cache is cut to the request's text.
