@@ -284,7 +284,7 @@ def test_pipelines_run_through_it() -> None:
         scheduler = DDPMScheduler.from_config(
             pipeline.scheduler.config, variance_type="fixed_small", clip_sample=False
         )
-        transitions = Transitions.of(scheduler, 12)
+        transitions = Transitions.of(scheduler, 8)
         shape = kind_of(pipeline).noise_shape(1)[1:]
         proof = prove(
             ProofTarget(_rows_of(network), transitions, shape),

@@ -43,7 +43,7 @@ def trained(
     monkeypatch.setattr(DrafterRun, "_load_target", load)
     out = folder / device.type
     model, data = str(folder / "target"), str(folder / "data.jsonl")
-    run = run_of(kind, model, data, out, tokens=300)
+    run = run_of(kind, model, data, out, tokens=200)
     run.evaluate()
     report = run.run()
     assert run.target.device == device
