@@ -9,7 +9,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,9 @@ def by_command_line(where: World, tokens: int, count: int) -> list[float]:
 WAYS = (in_one_engine, by_command_line)
 
 
-def shares(
-    way: Callable[[World, int, int], list[float]],
-    rate: float,
-    cost: float,
-    tokens: int = TOKENS,
-    slope: float = 0.05,
-) -> list[float]:
-    """By request from the first on: the best fixed length's time, plain decoding among them, over the
-    policy's."""
-    runs = [way(world(rate, cost, seed, slope), tokens, 6) for seed in range(SEEDS)]
+@cache
+def best_fixed(rate: float, cost: float, tokens: int, slope: float) -> float:
+    """Seconds of a request by the best fixed length, plain decoding among them."""
     fixed = (
         statistics.mean(
             sum(world(rate, cost, seed, slope).each(FixedPolicy(length), [tokens] * 6)) / 6
@@ -100,7 +93,19 @@ def shares(
         )
         for length in LENGTHS
     )
-    best = min(tokens * 1.0, *fixed)
+    return min(tokens * 1.0, *fixed)
+
+
+def shares(
+    way: Callable[[World, int, int], list[float]],
+    rate: float,
+    cost: float,
+    tokens: int = TOKENS,
+    slope: float = 0.05,
+) -> list[float]:
+    """By request from the first on: the best fixed length's time over the policy's."""
+    runs = [way(world(rate, cost, seed, slope), tokens, 6) for seed in range(SEEDS)]
+    best = best_fixed(rate, cost, tokens, slope)
     return [best / statistics.mean(column) for column in zip(*runs, strict=True)]
 
 
