@@ -72,6 +72,8 @@ void fill(KvCache& cache, std::int64_t row, std::int64_t length) {
   cache.check_row(row);
   const KvCache::Shape& shape = cache.shape();
   if (length < 0 || length > shape.capacity) throw CacheError("a row has no room for that");
+  // What was known of its slots is of other text; a row that is cut gives its memory back.
+  cache.trim(row, 0, 0, shape.layers);
   std::vector<float> values(static_cast<std::size_t>(shape.head_dim));
   for (std::int64_t slot = 0; slot < length; ++slot) {
     for (std::int64_t i = 0; i < shape.head_dim; ++i)
@@ -83,8 +85,6 @@ void fill(KvCache& cache, std::int64_t row, std::int64_t length) {
     }
     cache.positions(row)[slot] = slot;
   }
-  // What was known of its slots is of other text.
-  cache.trim(row, 0, 0, shape.layers);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) cache.set_length(layer, row, length);
 }
 

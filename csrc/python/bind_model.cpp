@@ -182,6 +182,7 @@ void lm_head(Decoder& decoder, ThreadPool& pool, const Array<const float, 2>& hi
 void trim(KvCache& cache, std::int64_t row, std::int64_t length, std::optional<Layers> layers) {
   const auto held = lock(cache);
   const Layers some = layers.value_or(Layers{0, cache.shape().layers});
+  const nb::gil_scoped_release released;
   cache.trim(row, length, some.first, some.second);
 }
 

@@ -126,8 +126,8 @@ TileArgs args_for(const MatrixShape& shape, const Activations& x) {
   return a;
 }
 
-// That a call takes. One where one tile has all tokens and kernels do not stream: blocks in turn
-// are one stream, which the processor's own fetching follows best.
+// Blocks that a call takes: one where one tile has all tokens and kernels do not stream: blocks in
+// turn are one stream, which the processor's own fetching follows best.
 std::int64_t blocks_at_once(const MatrixShape& shape, const Activations& x) {
   const bool one_tile = x.tiles() == 1;
   if (!x.kernels().streams_blocks) return one_tile ? 1 : x.kernels().max_blocks;
@@ -136,8 +136,8 @@ std::int64_t blocks_at_once(const MatrixShape& shape, const Activations& x) {
   return std::min(std::max<std::int64_t>(kept, x.kernels().max_blocks), kMostKept);
 }
 
-// That go through all of several tiles in a row. Where kernels take one at a time, more of them
-// share a tile's panel while it is near, if there are so many tiles that it comes from afar.
+// Blocks that go through all of several tiles in a row. Where kernels take one at a time, more of
+// them share a tile's panel while it is near, if there are so many tiles that it comes from afar.
 std::int64_t blocks_in_a_row(const MatrixShape& shape, const Activations& x) {
   constexpr std::int64_t kLeastTiles = 6;
   const std::int64_t call = blocks_at_once(shape, x);

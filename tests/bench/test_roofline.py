@@ -352,6 +352,11 @@ def test_a_filled_cache_is_read() -> None:
     empty = run(model, model.new_cache(1, 40), [[5]]).logits
     assert filled.isfinite().all()
     assert not torch.equal(filled, empty)
+    long = Forwards(model, 600, 4)
+    once = run(model, long.cache, [[5]]).logits
+    # A row that held more than a segment gives its memory back before it is filled again.
+    _native.kernels.fill_cache(long.cache.native, 0, 600)  # type: ignore[attr-defined]
+    assert torch.equal(run(model, long.cache, [[5]]).logits, once)
     with pytest.raises(RuntimeError):
         _native.kernels.fill_cache(timer.cache.native, 0, 10_000)  # type: ignore[attr-defined]
 

@@ -140,6 +140,8 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
     assert curve[0]["tokens"] == first["tokens"]
     # More than one may have been validated before the kill.
+    tokens = [row["tokens"] for row in curve]
+    assert tokens == sorted(set(tokens))
     assert len(curve) > len(steps)
 
 

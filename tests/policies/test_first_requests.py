@@ -402,6 +402,10 @@ def test_a_clock_that_jumps_changes_nothing_for_long(jump: float) -> None:
     plans = policy.plan([request])
     where.judge(policy, [request], plans, RoundTimes(jump, jump, jump))
     policy.release(request)
+    # The policy's own clock jumps within a plan.
+    ticks = iter([0.0, jump])
+    policy.clock = lambda: next(ticks, jump)
+    where.each(policy, [8])
     after = where.each(policy, [TOKENS] * 3)
     calm = world(0.9, USUAL)
     assert after[-1] <= 1.2 * calm.each(new_policy(calm), [TOKENS] * 4)[-1]

@@ -253,10 +253,10 @@ def test_amounts_are_what_the_time_allows_or_those_that_are_given() -> None:
     assert not given.notes
 
 
-def test_statistics_take_all_the_time_where_nothing_else_needs_it() -> None:
+def test_statistics_alone_take_all_the_time() -> None:
     """More time means more tokens; those that are given take as long as they take."""
     drawn = SamplingParams(temperature=1.0)
-    alone = Effort(seconds=300.0, part=("statistics", "enumeration")).outputs(drawn)
+    alone = Effort(seconds=300.0, part=("statistics",)).outputs(drawn)
     assert (alone.num_tokens, alone.seconds) == (150_000, 300.0)
     assert Effort(seconds=300.0).outputs(drawn).seconds == 150.0
     assert Effort(seconds=300.0, num_tokens=40).outputs(drawn).seconds is None

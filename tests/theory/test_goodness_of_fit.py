@@ -116,6 +116,20 @@ def test_the_level_is_held(kind: str) -> None:
         assert abs(share - level) < 4 * math.sqrt(level * (1 - level) / 600)
 
 
+def test_rare_outcomes_that_decide_a_sum_are_not_tested() -> None:
+    """Tokens of which one in 5,000 is drawn have log probabilities of -13, whose squares are 171."""
+    rows = np.full((2000, 100), 2e-4 / 99)
+    rows[:, 0] = 1.0 - 2e-4
+    scores = surprise_scores(rows, np.zeros(2000, np.int64))
+    test = ScoreTest("log probability", 1)
+    test.add(*scores)
+    assert test.covariance[0, 0] > 25.0
+    assert test.rank == 0
+    for _ in range(99):
+        test.add(*scores)
+    assert test.rank == 1
+
+
 @pytest.mark.parametrize("kind", ["group", "smooth"])
 def test_the_power_is_what_the_noncentrality_says(kind: str) -> None:
     """Outcomes of a family of alternatives, at a strength for a power of one half."""

@@ -31,11 +31,12 @@
 
 namespace forerun::cpu {
 
-// How integer kernels fetch. Where not 0, lines far ahead go to the second-level cache, and those
-// so many bytes ahead to the first. Intel's first-level cache waits for 16 lines at most: with all
-// of them fetched into it, one to eight tokens take 2 to 13 % longer. On AMD that is fastest, by 4
-// to 8 %, where memory is slower than a kernel, and on both in the float formats. Where the kernel
-// is slower, four to eight tokens take 2 to 20 % longer on AMD too.
+// How integer kernels fetch: 0 for all lines into the first-level cache; otherwise lines far ahead
+// go to the second-level cache, and those so many bytes ahead to the first. Intel's first-level
+// cache waits for 16 lines at most: fetching all into it takes 2 to 13 % longer with one to eight
+// tokens. AMD's takes 4 to 8 % less that way where memory is slower than the kernel, and 2 to 20 %
+// longer where the kernel is (`slower_than_memory`): with four to eight tokens. Float formats fetch
+// all into it on both.
 std::ptrdiff_t near_bytes(bool slower_than_memory = false);
 
 // Lines to fetch while a tile is computed: one for each line of the block (scales too), `step`

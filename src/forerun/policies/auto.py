@@ -43,8 +43,9 @@ LONGEST = 16
 REST, LONGEST_REST, CROWD = 32, 256, 4
 # Elsewhere, if looking up does not pay, it pauses, because planning takes time too. After n rounds without an
 # accepted token, text begins to repeat itself about once in n rounds, and a pause of r rounds misses r / 2 of
-# what it repeats. Early in a text a pause is at most one EARLYth of what is written.
-EARLY = 2
+# what it repeats. Texts differ, so no more than MOST_DRY rounds count, and early in a text a pause is at most
+# the EARLYth part of what is written.
+MOST_DRY, EARLY = 1024, 2
 # Step with which the share of time that planning takes follows what is measured.
 SHARE_STEP = 0.05
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
@@ -183,7 +184,9 @@ class AutoPolicy(BasePolicy):
         self._planning = self.clock() - started
         if self._is_plain and not timed:
             share = self._planning / self.costs.plain_seconds(len(requests))
-            self._plan_share += SHARE_STEP * (min(share, MOST_PLANNING) - self._plan_share)
+            # The clock may have jumped.
+            share = min(max(share, 0.0), MOST_PLANNING)
+            self._plan_share += SHARE_STEP * (share - self._plan_share)
         if self.settings.log_decisions:
             for request, text in zip(requests, texts, strict=True):
                 logger.info("request %d: %s", request.request_id, text.in_words())
@@ -238,7 +241,8 @@ class AutoPolicy(BasePolicy):
         if seen and self._is_plain:
             self._plain += seen
             self._undrafted += len(seen)
-            self._dry += len(seen)
+            if any(text.reason not in _NOT_LOOKED for text in self._running):
+                self._dry = min(self._dry + len(seen), MOST_DRY)
         if seen:
             chosen = {text.choice.offer.member for text in self._running if text.choice}
             for member in self._offering.keys() - chosen:

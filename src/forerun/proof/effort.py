@@ -19,7 +19,7 @@ DEFAULT_BATCH = 32
 DEFAULT_PROMPT_TOKENS = 64
 TOKENS_A_SECOND, MOST_PROMPTS = 500, 8
 """Tokens of the statistics a second and prompts of the equality at most, where the time decides."""
-# Share of the time that the statistics get beside the equality.
+# Share of the time that the statistics get beside other parts.
 STATISTICS = 0.5
 # Outputs that show how long one takes.
 _FIRST = 2
@@ -71,7 +71,7 @@ class Effort:
 
     def outputs(self, params: SamplingParams, hints: tuple[Hints, ...] = ()) -> ProofOutputs:
         """The outputs that the statistics draw."""
-        share = STATISTICS if "equality" in self.part else 1.0
+        share = 1.0 if set(self.part) == {"statistics"} else STATISTICS
         most = max(int(TOKENS_A_SECOND * self.seconds), _FIRST * self.output_tokens)
         return ProofOutputs(
             params,

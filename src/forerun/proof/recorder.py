@@ -147,6 +147,6 @@ def masses_of(masses: Masses, request: Request, start: int, count: int) -> Float
 
 def _array(rows: Tensor) -> Floats:
     """Rows as float64, scaled to a sum of 1."""
-    wide: Floats = rows.detach().cpu().numpy().astype(np.float64)
+    wide: Floats = rows.detach().cpu().float().numpy().astype(np.float64)
     wide /= wide.sum(-1, keepdims=True)
     return wide

@@ -25,7 +25,7 @@ SAMPLED_ROWS = 384
 QUESTIONS = {
     "emitted, by id": "each token follows the target's row, in the order of token ids",
     "emitted, by rank": "the same in the order of probability",
-    "emitted, by log probability": "its log probability is as large as is expected of the row",
+    "emitted, by log probability": "the mean log probability of tokens is what their rows expect",
     "emitted, by group": f"each token follows the row over {NUM_GROUPS} groups of tokens",
     "emitted, consecutive by id": "a token is independent of the next one, in the order of token ids",
     "emitted, consecutive by rank": "the same in the order of probability",

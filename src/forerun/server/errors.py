@@ -46,13 +46,13 @@ class ApiError(Exception):
         return {"Retry-After": "1"} if self.status in (429, 503) else {}
 
     @classmethod
-    def of(cls, error: Exception) -> ApiError:
+    def of(cls, error: Exception, what: str = "a request failed") -> ApiError:
         """The error of the API for any error: a user's mistake is named, a fault of the server is logged."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ForerunError):
             return cls(400, str(error))
-        logger.error("a request failed", exc_info=error)
+        logger.error(what, exc_info=error)
         return cls(500, f"the server failed ({type(error).__name__}); its log says more.")
 
 

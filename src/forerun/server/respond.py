@@ -54,7 +54,7 @@ def event(data: Any, name: str | None = None) -> str:
 
 
 written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""JSON as OpenAI's server writes it."""
+"""JSON of an event, as OpenAI's server writes it."""
 
 
 class AnswerResponse(Response):

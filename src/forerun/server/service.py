@@ -298,7 +298,7 @@ class EngineService:
         try:
             events = engine.step()
         except Exception as error:
-            self._fail_all(ApiError.of(error))
+            self._fail_all(ApiError.of(error, "a round failed, all requests end"))
             return
         now, took = perf_counter(), self._round_seconds
         by_request = defaultdict[int, list[TokenEvent]](list)

@@ -29,7 +29,8 @@ from forerun.theory.inputs import Floats, Ints
 # Polynomials of a smooth test: location, spread, skewness, tails.
 SMOOTH_DEGREES = 4
 # Directions in which a sum of scores has less variance than this are too discrete for chi-square. The
-# variance of smooth scores is the number of outcomes.
+# variance of smooth scores is the number of outcomes. Where scores have no bound, the squared variance over
+# the sum of fourth moments stands for it, which is the variance for scores of 0 and 1.
 LEAST_VARIANCE = 25.0
 # Strength at which a family is evaluated: small against 1, large against rounding.
 SMALL = 0.01
@@ -112,17 +113,18 @@ def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floa
     return member[chosen] - mass, np.diag(mass.sum(0)) - mass.T @ mass
 
 
-def surprise_scores(rows: Floats, chosen: Ints) -> tuple[Floats, Floats]:
-    """Log probabilities of outcomes less their expectation, [N, 1], and their summed variance, [1, 1].
+def surprise_scores(rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
+    """Log probabilities of outcomes less their expectation, [N, 1], and sums of their moments.
 
-    The efficient score for another temperature: no test sees a small one with fewer outcomes.
+    The efficient score for another temperature: no test sees a small one with fewer outcomes. The
+    moments are the second, [1, 1], and the fourth.
     """
     logs = logs_of(rows)
-    weighted = rows * logs
-    mean = weighted.sum(1)
-    variance = (weighted * logs).sum(1) - mean**2
-    own = logs[np.arange(len(rows)), chosen] - mean
-    return own[:, None], variance.sum()[None, None]
+    centred = logs - (rows * logs).sum(1, keepdims=True)
+    squares = centred**2
+    weighted = rows * squares
+    own = centred[np.arange(len(rows)), chosen]
+    return own[:, None], weighted.sum()[None, None], float((weighted * squares).sum())
 
 
 def logs_of(rows: Floats) -> Floats:
@@ -138,11 +140,13 @@ class ScoreTest:
     Args:
         name: name of the test.
         degrees: numbers per score.
+        count, fourth, total, covariance: of the scores so far.
     """
 
     name: str
     degrees: int
     count: int = 0
+    fourth: float = 0.0
     total: Floats = field(init=False)
     covariance: Floats = field(init=False)
 
@@ -150,37 +154,42 @@ class ScoreTest:
         self.total = np.zeros(self.degrees)
         self.covariance = np.zeros((self.degrees, self.degrees))
 
-    def add(self, scores: Floats, covariance: Floats | None = None) -> None:
-        """Add scores [N, degrees] and their summed covariance; None means N times the identity."""
+    def add(self, scores: Floats, covariance: Floats | None = None, fourth: float = 0.0) -> None:
+        """Add scores [N, degrees] and their summed covariance; None means N times the identity.
+
+        Args:
+            fourth: sum of fourth moments, for scores of one number without a bound.
+        """
         self.count += len(scores)
+        self.fourth += fourth
         self.total += scores.sum(0)
         self.covariance += len(scores) * np.eye(self.degrees) if covariance is None else covariance
 
     def noncentrality(self, mean: Floats) -> float:
         """Noncentrality per outcome if scores have the mean `mean`, [degrees]."""
-        return _quadratic(mean * self.count, self.covariance)[0] / max(self.count, 1)
+        return self._quadratic(mean * self.count)[0] / max(self.count, 1)
 
     @property
     def statistic(self) -> float:
-        return _quadratic(self.total, self.covariance)[0]
+        return self._quadratic(self.total)[0]
 
     @property
     def rank(self) -> int:
         """Degrees of freedom; 0 if the outcomes vary too little to test."""
-        return _quadratic(self.total, self.covariance)[1]
+        return self._quadratic(self.total)[1]
 
     @property
     def p_value(self) -> float:
-        statistic, rank = _quadratic(self.total, self.covariance)
+        statistic, rank = self._quadratic(self.total)
         return float(special.chdtrc(rank, statistic)) if rank else 1.0
 
-
-def _quadratic(vector: Floats, covariance: Floats) -> tuple[float, int]:
-    """Quadratic form v' C^-1 v over the directions in which C is large enough, and their number."""
-    values, vectors = np.linalg.eigh(covariance)
-    large = values >= LEAST_VARIANCE - 1e-9
-    parts = (vectors.T @ vector)[large]
-    return float((parts**2 / values[large]).sum()), int(large.sum())
+    def _quadratic(self, vector: Floats) -> tuple[float, int]:
+        """Quadratic form v' C^-1 v over the directions in which C is large enough, and their number."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        sizes = values**2 / self.fourth if self.fourth else values
+        large = sizes >= LEAST_VARIANCE - 1e-9
+        parts = (vectors.T @ vector)[large]
+        return float((parts**2 / values[large]).sum()), int(large.sum())
 
 
 def power(noncentrality: float, degrees: int, level: float) -> float:
