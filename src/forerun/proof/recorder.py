@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from forerun.core import Draft, Request, Verdict
@@ -147,6 +148,6 @@ def masses_of(masses: Masses, request: Request, start: int, count: int) -> Float
 
 def _array(rows: Tensor) -> Floats:
     """Rows as float64, scaled to a sum of 1."""
-    wide: Floats = rows.detach().cpu().float().numpy().astype(np.float64)
+    wide: Floats = rows.detach().cpu().to(torch.float64, copy=True).numpy()
     wide /= wide.sum(-1, keepdims=True)
     return wide
