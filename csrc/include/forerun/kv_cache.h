@@ -78,8 +78,8 @@ class KvCache {
   }
 
   // Of the slots from `start` on, keeps only start + slots[i], moved to start + i, in every layer
-  // that holds them. Memory is given back as by trim(). Throws CacheError unless they ascend and the
-  // longest layer holds them.
+  // that holds them. Memory is given back as by trim(). Throws CacheError unless they ascend and
+  // the longest layer holds them.
   void keep(std::int64_t row, std::int64_t start, const std::vector<std::int64_t>& slots);
 
   // Forgets all slots of a row from `length` on, in layers [first_layer, end_layer); an empty row
