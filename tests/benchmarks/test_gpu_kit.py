@@ -116,7 +116,7 @@ def test_measure_has_the_figures_of_every_model(tmp_path: Path, model: str) -> N
 
 @pytest.mark.slow
 def test_measure_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
-    rows = run("measure", tmp_path, 7)
+    rows = run("measure", tmp_path, 4)
     [ended] = of_kind(rows, "ended")
     assert ended["by"] == "time"
     assert "llama-8b transformers" in ended["left_out"]
