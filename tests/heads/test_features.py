@@ -162,3 +162,18 @@ def test_without_a_cache_the_newest_state_is_kept() -> None:
         assert torch.equal(missing.states, state(asked.token_ids, 5)[None])
     features.clear(0)
     assert features.missing(asked) is None
+
+
+def test_a_row_keeps_no_other_rows_states() -> None:
+    """A view of a round's states would keep those of all of its requests, and of what was not accepted."""
+    features = Features(LAYERS, 4, Slots(4))
+    batch = [request([1, 2, row], row) for row in range(4)]
+    for asked in batch:
+        prefill(features, asked, 0)
+        asked.extend([7])
+    hidden = {layer: torch.zeros(4, 3, 1) for layer in LAYERS}
+    verdict = Verdict((), (7,), (Origin.RECOVERED,))
+    features.observe(batch, [verdict] * 4, ForwardOutput(None, hidden))
+    for row in features._rows:
+        newest = row.states[-1]
+        assert newest.untyped_storage().nbytes() == newest.nbytes

@@ -135,8 +135,9 @@ class Features:
             own = states[index]
             if path and path[-1] != count - 2:
                 own = own[[0, *(node + 1 for node in path)]]
-            elif count < len(own):
-                own = own[:count]
+            elif len(states) > 1 or count < len(own):
+                # A copy, for a view would keep the states of all requests of the round.
+                own = own[:count].clone()
             start = len(request) - len(verdict.token_ids) - 1
             self._append(request, start, own)
 
