@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,8 +47,9 @@ struct RowScratch {
   std::vector<std::vector<T>> levels;  // [depth][vocab]
 };
 
-// As many scratches as are in use at once. No call waits for its lock, so that a fork in the wrong
-// moment costs memory at most.
+// As many scratches as are in use at once, and no more than processors: a call that finds the lock
+// taken makes one of its own. No call waits for it, so that a fork in the wrong moment costs memory
+// at most.
 template <class T>
 class ScratchPool {
  public:
@@ -73,8 +76,9 @@ class ScratchPool {
     return scratch;
   }
   void give_back(std::unique_ptr<RowScratch<T>> scratch) {
+    static const std::size_t most = std::max(std::thread::hardware_concurrency(), 1u);
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock) free_.push_back(std::move(scratch));
+    if (lock && free_.size() < most) free_.push_back(std::move(scratch));
   }
 
   std::mutex mutex_;
