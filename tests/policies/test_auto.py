@@ -468,7 +468,7 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found(planning: float) 
         world.each(made, [140])
         # Early in a text much may be found, whatever the one before was like.
         for before, after in pairwise(looked):
-            assert after - before <= 1 + after / auto.EARLY
+            assert after - before <= 1 + auto.EARLY * after
         assert planning * len(looked) < 0.06 * 140 or not number
     if planning:
         assert len(looked) < 110

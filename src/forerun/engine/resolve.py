@@ -233,7 +233,7 @@ def default_method(model: str | None, target: str) -> str:
 
 
 def known_drafter(target: str) -> str | None:
-    """The method of the draft model or packaged head that is known for a target; None if there is none."""
+    """Method of the draft model or packaged head known for a target; None without one."""
     from forerun.models.zoo import packaged_head  # Here, because models load torch.
 
     if target.rstrip("/") in KNOWN_DRAFTS:

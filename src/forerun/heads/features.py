@@ -132,12 +132,11 @@ class Features:
                 continue
             path = verdict.path
             count = len(path) + 1
-            own = states[index]
-            if path and path[-1] != count - 2:
-                own = own[[0, *(node + 1 for node in path)]]
-            elif len(states) > 1 or count < len(own):
-                # A copy, for a view would keep the states of all requests of the round.
-                own = own[:count].clone()
+            # A copy, for a view would keep the states of all requests of the round.
+            if not path or path[-1] == count - 2:
+                own = states[index, :count].clone()
+            else:
+                own = states[index, [0, *(node + 1 for node in path)]]
             start = len(request) - len(verdict.token_ids) - 1
             self._append(request, start, own)
 

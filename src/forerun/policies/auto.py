@@ -43,9 +43,9 @@ LONGEST = 16
 REST, LONGEST_REST, CROWD = 32, 256, 4
 # Elsewhere, if looking up does not pay, it pauses, because planning takes time too. After n rounds without an
 # accepted token, text begins to repeat itself about once in n rounds, and a pause of r rounds misses r / 2 of
-# what it repeats. Texts differ, so no more than MOST_DRY rounds count, and early in a text a pause is at most
-# the EARLYth part of what is written.
-MOST_DRY, EARLY = 1024, 2
+# what it repeats. Texts differ, so at most MOST_DRY rounds count, and early in a text a pause is at most EARLY
+# of what is written.
+MOST_DRY, EARLY = 1024, 0.5
 # Step with which the share of time that planning takes follows what is measured.
 SHARE_STEP = 0.05
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
@@ -378,7 +378,7 @@ class AutoPolicy(BasePolicy):
                 return 1
             written = min(request.num_output_tokens for request in requests)
             pause = (2.0 * self._plan_share * self._dry) ** 0.5
-            return int(max(min(pause, 1 + written / EARLY), 1))
+            return int(max(min(pause, 1 + EARLY * written), 1))
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)
