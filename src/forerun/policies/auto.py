@@ -43,8 +43,8 @@ LONGEST = 16
 REST, LONGEST_REST, CROWD = 32, 256, 4
 # Elsewhere, if looking up does not pay, it pauses, because planning takes time too. After n rounds without an
 # accepted token, text begins to repeat itself about once in n rounds, and a pause of r rounds misses r / 2 of
-# what it repeats. Texts differ, so at most MOST_DRY rounds count, and early in a text a pause is at most EARLY
-# of what is written.
+# what it repeats. Texts differ, so at most MOST_DRY rounds count, and early in a text a pause is at most the
+# share EARLY of what is written.
 MOST_DRY, EARLY = 1024, 0.5
 # Step with which the share of time that planning takes follows what is measured.
 SHARE_STEP = 0.05
