@@ -62,7 +62,7 @@ class CascadeOptions:
     """The methods of a cascade, and the confidence that they need."""
 
     cascade: tuple[Text, ...] = Field(
-        default=("suffix", "draft_model:4"),
+        default=("suffix", "draft_model"),
         description="Methods in the order in which they are asked, with the tokens that each may draft.",
     )
     cascade_confidence: float = Field(
