@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -135,6 +136,22 @@ def test_threads_share_the_rows_of_a_single_request(dtype: torch.dtype) -> None:
         if case.rule == "traversal" and case.tokens and case.warp[0] > 0:
             row[case.parents[-1] + 1, 0] = torch.nan
             assert isinstance(verify([case], row[None])[0], _native.kernels.RowError)
+
+
+def test_what_threads_work_in_does_not_pile_up() -> None:
+    """A thread that finds all of it in use makes its own, which must not be kept for ever."""
+    logits = torch.randn(16, 1, 50_000, generator=torch.Generator().manual_seed(0))
+    drafts = [
+        native.draft_to_verify("token", [], [], None, (1.0, 0, 1.0, 0.0), (row, 0))
+        for row in range(16)
+    ]
+    for calls in (30, 300):
+        before = psutil.Process().memory_info().rss
+        for _ in range(calls):
+            native.verify_batch(drafts, logits)
+        grown = psutil.Process().memory_info().rss - before
+    # 12 rows of the vocabulary.
+    assert grown < 12 * logits[0].nbytes
 
 
 def test_rows_behind_a_draft_do_not_count(dtype: torch.dtype) -> None:
