@@ -121,7 +121,7 @@ def run_plain(engine: Engine, prompts: Sequence[EncodedPrompt], params: Sampling
 
 
 def nearly(text: str) -> str:
-    """A text with one line in ten changed: what an expected output may look like."""
+    """A text with one line in ten changed, as a stand-in for an expected output."""
     lines = text.splitlines(keepends=True)
     return "".join(f"# {line}" if number % 10 == 9 else line for number, line in enumerate(lines))
 

@@ -163,7 +163,7 @@ def give(result: Result, files: Files) -> int:
         ConfigError: where a file cannot be written.
     """
     if files.json:
-        print_json(result.as_dict())
+        click.echo(json.dumps(result.as_dict(), allow_nan=False))
     else:
         from forerun.report.terminal import show
 
@@ -182,8 +182,3 @@ def give(result: Result, files: Files) -> int:
 
         write_file("page", files.html, page(result))
     return result.exit_code
-
-
-def print_json(content: Mapping[str, Any]) -> None:
-    """Print an object on one line of standard output."""
-    click.echo(json.dumps(content, allow_nan=False))

@@ -94,7 +94,7 @@ class Compression(KeptTokens):
         return self.kv_method is not None
 
     def kept(self, held: int, after_prompt: bool) -> int:
-        """Number of the `held` tokens of a row that stay in an eviction."""
+        """Number of tokens that an eviction keeps of the `held` ones of a row."""
         stays = held
         if after_prompt:
             most = math.ceil(held * (1.0 - self.kv_compression_ratio))

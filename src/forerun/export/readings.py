@@ -95,7 +95,7 @@ def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -
     if sglang:
         named = layer_ids(head.nested("eagle_config"), AUX, CONFIG, 1)
     if trained:
-        named = trained_layers(head) or config.hidden_layers
+        named = layer_ids(head.record, "hidden_layers", "forerun.json", 0) or config.hidden_layers
     more_norms = not llama_cpp and (on("fc_norm") or (engine != VLLM and on("use_aux_norm")))
     later = "hidden_norm" if sglang and config.layers.num_layers > 1 else "input_layernorm"
     return Reading(
@@ -114,11 +114,6 @@ def reading_of(head: PublishedHead, target: Target, engine: str | None = None) -
         activation="silu" if llama_cpp else str(head.layers.get("hidden_act", "silu")),
         theta=_theta(head, target, trained),
     )
-
-
-def trained_layers(head: PublishedHead) -> tuple[int, ...] | None:
-    """Hidden layers that a head was trained on, from forerun.json; None if it names none."""
-    return layer_ids(head.record, "hidden_layers", "forerun.json", 0)
 
 
 def window_of(head: PublishedHead) -> int | None:

@@ -128,10 +128,6 @@ def predictions(
     return (*hints, *[NO_HINTS] * (len(prompts) - len(hints)))
 
 
-def _rule_named(engine: Engine, name: str) -> Verifier:
-    return engine.rules.get(name) or make_rule(name)
-
-
 def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
     """All rules that the engine may use.
 
@@ -142,7 +138,7 @@ def _rules_to_enumerate(engine: Engine) -> list[Verifier]:
         names = ["token", *FOR_DRAWN, "coupled"]
     elif names[0] in FOR_DRAWN:
         names.append("token")
-    return [_rule_named(engine, name) for name in names]
+    return [engine.rules.get(name) or make_rule(name) for name in names]
 
 
 def _notes(effort: Effort, params: SamplingParams, rule: str) -> Iterator[str]:

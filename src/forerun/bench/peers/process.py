@@ -15,7 +15,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from threading import Timer
-from types import TracebackType
 from typing import Any
 
 import forerun
@@ -78,7 +77,7 @@ class RemoteEngine:
             raise
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """The engine's answer; it runs only during the call.
+        """Answer of the engine, whose process runs only during the call.
 
         Raises:
             ConfigError: if the engine refuses, has died, or did not answer in time.
@@ -131,12 +130,7 @@ class RemoteEngine:
     def __enter__(self) -> RemoteEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _last_words(self) -> str:

@@ -195,7 +195,7 @@ class Roofline:
         return self.of(row.role)[row.context][0].seconds * row.ratio
 
     def as_facts(self) -> dict[str, Any]:
-        """Everything but the rows, ready for JSON."""
+        """All fields but the rows, as JSON values."""
         return {
             "machine": self.hardware,
             "limits": {

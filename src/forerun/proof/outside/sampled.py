@@ -95,7 +95,7 @@ class RowsResult:
 
     @property
     def deviation(self) -> float:
-        """Total variation that would have been seen."""
+        """Smallest total variation that the test would have detected."""
         return deviation_seen(self.evidence.count, self.level)
 
 
