@@ -48,7 +48,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_known_draft_is_picked_and_said() -> None:
     choice = choose(Config(), "Qwen/Qwen3-4B")
     assert (choice.config.method, choice.config.model) == ("cascade", "Qwen/Qwen3-0.6B")
-    assert [drafter.name for drafter in choice.config.drafters] == ["cascade", "suffix", "draft_model"]
+    assert [drafter.name for drafter in choice.config.drafters] == [
+        "cascade",
+        "suffix",
+        "draft_model",
+    ]
     assert "known draft" in str(choice.note)
     assert choose(Config(), "zoo").config.model == "zoo-draft"
     assert all(target != draft for target, draft in KNOWN_DRAFTS.items())
