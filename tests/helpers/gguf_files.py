@@ -63,6 +63,22 @@ OTHERS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "phi3": {
+        "sliding_window": 3,
+        "pad_token_id": 1,
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    },
+    "phi3-long": {
+        "original_max_position_embeddings": 48,
+        "pad_token_id": 1,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0 + 0.1 * index for index in range(32)],
+            "long_factor": [1.5 + 0.5 * index for index in range(32)],
+            "original_max_position_embeddings": 48,
+        },
+    },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 1},
 }
 """Families with numbers of their own, by llama.cpp's names, and values of their configs."""
@@ -79,7 +95,7 @@ _KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama"}
+_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "phi3-long": "phi3"}
 EXACT = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)
 # Where a block has its fp16 factors.
 FACTORS = {
@@ -178,7 +194,12 @@ def _write(
     architecture = _ARCHITECTURES.get(family, family)
     more_values = OTHERS.get(family, {})
     own = {**SIZES, **more_values, **sizes, "tie_word_embeddings": tied}
-    kinds = {"gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}
+    kinds = {
+        "gemma3": "gemma3_text",
+        "gpt-oss": "gpt_oss",
+        "qwen3moe": "qwen3_moe",
+        "phi3-long": "phi3",
+    }
     config = AutoConfig.for_model(kinds.get(family, family), **own)
     if family == "mistral":
         config = AutoConfig.for_model("llama", **own)
@@ -200,7 +221,12 @@ def _write(
         vector = values.ndim == 1 or name.endswith(".bias")
         own = Kind.F32 if vector else kind(name) if callable(kind) else kind
         writer.add_tensor(name, stored(values, own, index), raw_dtype=own)
-    for name, values in (more or {}).items():
+    factors = {
+        f"rope_factors_{length}.weight": np.array(_rope(config)[f"{length}_factor"], np.float32)
+        for length in ("long", "short")
+        if f"{length}_factor" in _rope(config)
+    }
+    for name, values in {**factors, **(more or {})}.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -297,12 +323,18 @@ def _rope(config: Any) -> Any:
 
 def _scaling(config: Any, arch: str) -> dict[str, Any]:
     names = {
-        "rope_type": "type",
         "factor": "factor",
         "original_max_position_embeddings": "original_context_length",
     }
-    rope = _rope(config) if arch == "gpt-oss" else {}
-    return {f"{arch}.rope.scaling.{key}": rope[name] for name, key in names.items() if name in rope}
+    rope = _rope(config) if arch in ("gpt-oss", "phi3") else {}
+    found = {
+        f"{arch}.rope.scaling.{key}": rope[name] for name, key in names.items() if name in rope
+    }
+    if rope.get("rope_type") == "yarn":
+        found[f"{arch}.rope.scaling.type"] = "yarn"
+    if (share := rope.get("partial_rotary_factor", 1)) == 1:
+        return found
+    return {**found, f"{arch}.rope.dimension_count": int(share * config.head_dim)}
 
 
 def _vocabulary(size: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import forerun
 from forerun import _native
 from forerun.errors import CheckpointError, UnsupportedModelError
 from forerun.models import Checkpoint, Placement
-from forerun.models.architecture import read_architecture
+from forerun.models.architecture import for_context, read_architecture
 from forerun.models.layouts import layout_of
 from forerun.models.rope import frequencies
 from tests.helpers.forwards import run
@@ -227,6 +227,22 @@ def test_factors_on_the_rotary_frequencies_are_those_of_llama_3(tmp_path: Path) 
     found, _ = frequencies(Checkpoint.open(path).architecture)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
     assert not torch.allclose(found, usual)
+
+
+def test_a_phi_3_file_has_factors_for_short_and_for_long_texts(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    published = read_architecture(write_model(path, "phi3-long", Kind.F32))
+    read = Checkpoint.open(path).architecture
+    short, long = (
+        [frequencies(for_context(shape, length)) for shape in (read, published)]
+        for length in (48, 49)
+    )
+    for (found, scale), (wanted, wanted_scale) in (short, long):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+        assert scale == pytest.approx(wanted_scale)
+    assert not torch.allclose(short[0][0], long[0][0])
+    write_model(path, "phi3-long", Kind.F32, metadata={"phi3.rope.scaling.attn_factor": 1.5})
+    assert frequencies(Checkpoint.open(path).architecture)[1] == 1.5
 
 
 def test_sampling_parameters_that_the_file_recommends(tmp_path: Path) -> None:

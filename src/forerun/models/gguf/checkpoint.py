@@ -26,7 +26,13 @@ from forerun.models.config import (
 )
 from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader
-from forerun.models.gguf.source import GgufSource, Rounding, frequency_factors, roundings
+from forerun.models.gguf.source import (
+    GgufSource,
+    Rounding,
+    frequency_factors,
+    long_rope_factors,
+    roundings,
+)
 from forerun.models.gguf.tokenizer import read_gguf_end_tokens, read_gguf_tokenizer, tokenizer_notes
 from forerun.models.hub import Location
 from forerun.models.layouts import layout_of
@@ -79,7 +85,8 @@ def read_gguf_config(header: GgufHeader) -> Any:
     values |= {
         "vocab_size": _vocabulary(header),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_parameters": _rope(path, family, metadata) | {"rope_theta": theta},
+        "rope_parameters": (_long_rope(header, family, values) or _rope(path, family, metadata))
+        | {"rope_theta": theta},
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
@@ -94,7 +101,9 @@ def read_gguf_config(header: GgufHeader) -> Any:
     kind = known.experts if values.get("num_experts") else known.model_type
     config = DecoderConfig.of(path, kind, values)
     check_config(config, path)
-    _check_heads(path, own, read_architecture(config).head_dim)
+    shape = read_architecture(config)
+    share = config.rope_parameters.get("partial_rotary_factor", 1)
+    _check_heads(path, own, shape.head_dim, round(share * shape.head_dim))
     _refuse_unread(path, family, own)
     return config
 
@@ -158,10 +167,10 @@ def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _check_heads(path: Path, own: _Keys, head_dim: int) -> None:
+def _check_heads(path: Path, own: _Keys, head_dim: int, turned: int) -> None:
     """Refuse a model that rotates only a part of each head, or whose values are longer than its keys."""
     rotated, size = own.get("rope.dimension_count"), own.get("attention.value_length")
-    if rotated not in (None, head_dim):
+    if rotated not in (None, turned):
         raise UnsupportedModelError(
             f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; only models that "
             "rotate all of them are read. Take the original checkpoint in safetensors."
@@ -236,6 +245,23 @@ def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any
             name: metadata[prefix + key] for name, key in _YARN.items() if prefix + key in metadata
         }
     return rope
+
+
+def _long_rope(header: GgufHeader, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Phi-3's rotary embedding for long texts; {} for files without its factors."""
+    usual = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    rotated = header.metadata.get(f"{family}.rope.dimension_count", usual)
+    factors = long_rope_factors(header, rotated)
+    if not factors:
+        return {}
+    original = f"{family}.{_SCALING}original_context_length"
+    if original not in header.metadata:
+        raise CheckpointError(f"{header.path} lacks {original}; download it again.")
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": header.metadata[original],
+        **factors,
+    }
 
 
 _FLOATS = {

@@ -96,6 +96,21 @@ def _smollm3(_: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers]}
 
 
+def _phi3(keys: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    rope = values["rope_parameters"]
+    if rope["rope_type"] == "longrope":
+        rope = {**rope, "attention_factor": keys.get("rope.scaling.attn_factor")}
+    share = (keys.get("rope.dimension_count") or head_dim) / head_dim
+    return {
+        # 0 in files of models without a window.
+        "sliding_window": keys.get("attention.sliding_window") or None,
+        "rope_parameters": {**rope, "partial_rotary_factor": share},
+        # transformers takes 4096 without it, whatever the rotary embedding says.
+        "original_max_position_embeddings": rope.get("original_max_position_embeddings"),
+    }
+
+
 def _qwen3moe(keys: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "moe_intermediate_size": keys["expert_feed_forward_length"],
@@ -112,6 +127,7 @@ FAMILIES = {
     "gpt-oss": GgufFamily("", _gpt_oss, experts="gpt_oss"),
     "granite": GgufFamily("granite", _granite, pairs=True),
     "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
+    "phi3": GgufFamily("phi3", _phi3),
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
     "qwen3moe": GgufFamily("", _qwen3moe, experts="qwen3_moe"),

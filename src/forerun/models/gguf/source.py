@@ -32,6 +32,11 @@ from forerun.models.layouts import Layout
 
 # Factors on the frequencies of the rotary embedding, which are part of the architecture.
 FREQUENCIES = "rope_freqs.weight"
+# Those of Phi-3, for texts within the length that it was first trained on and for longer ones.
+_LONG_ROPE = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
 
 _ENDINGS = (".weight", ".bias")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -51,7 +56,8 @@ class GgufSource:
     def __init__(self, header: GgufHeader, layout: Layout, shape: Architecture) -> None:
         self.name = str(header.path)
         names = _gguf_names(header, layout, shape)
-        stored = {name: tensor for name, tensor in header.tensors.items() if name != FREQUENCIES}
+        factors = {FREQUENCIES, *_LONG_ROPE.values()}
+        stored = {name: tensor for name, tensor in header.tensors.items() if name not in factors}
         self.tensors: dict[str, StoredTensor] = {
             key: _part(stored[name], key, shape.num_experts)
             for key, name in names.items()
@@ -103,22 +109,39 @@ class GgufSource:
         return slice(start, stop) if order is None else torch.from_numpy(order[start:stop].copy())
 
 
-def frequency_factors(header: GgufHeader, head_dim: int) -> tuple[float, ...]:
+def frequency_factors(
+    header: GgufHeader, head_dim: int, name: str = FREQUENCIES
+) -> tuple[float, ...]:
     """Divisors of the rotary embedding's frequencies, one for each; empty if there are none.
 
     Raises:
         CheckpointError: unless they are as many positive numbers as there are frequencies.
     """
-    stored = header.tensors.get(FREQUENCIES)
+    stored = header.tensors.get(name)
     if stored is None:
         return ()
     factors = values_of(stored.bytes(), stored.kind).flatten().tolist()
     if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
         raise CheckpointError(
-            f"{header.path}: {FREQUENCIES} must hold {head_dim // 2} positive numbers; download it "
-            "again."
+            f"{header.path}: {name} must hold {head_dim // 2} positive numbers; download it again."
         )
     return tuple(factors)
+
+
+def long_rope_factors(header: GgufHeader, rotated: int) -> dict[str, list[float]]:
+    """Divisors of the frequencies of `rotated` values of a head, by Phi-3's names; {} if there are none.
+
+    Raises:
+        CheckpointError: if one of both is missing, and as `frequency_factors`.
+    """
+    found = {
+        key: list(frequency_factors(header, rotated, name)) for key, name in _LONG_ROPE.items()
+    }
+    if any(found.values()) and not all(found.values()):
+        raise CheckpointError(
+            f"{header.path} has one of {', '.join(_LONG_ROPE.values())} alone; download it again."
+        )
+    return found if all(found.values()) else {}
 
 
 # Made for every layer at once, which takes time, and wanted twice while a model is loaded.
