@@ -153,7 +153,8 @@ def read_architecture(config: Any) -> Architecture:
         )
     for kind in {kind for kind in values["ropes"] if kind is not None}:
         share = rope_parameters(config, kind).get("partial_rotary_factor") or 1
-        if int(values["head_dim"] * share) % 2:
+        rotated = int(values["head_dim"] * share)
+        if rotated % 2 or not 0 < rotated <= values["head_dim"]:
             raise CheckpointError(
                 f"partial_rotary_factor is {share}; of {values['head_dim']} numbers of a head it must "
                 "leave pairs, which are rotated."

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import AutoConfig
 
-from forerun.errors import CheckpointError, UnsupportedModelError
+from forerun.errors import CheckpointError, ModelError, UnsupportedModelError
 from forerun.models import Checkpoint, Placement
 from tests.helpers.forwards import run
 from tests.helpers.gguf_files import SIZES, write_model
@@ -136,6 +136,18 @@ def test_a_number_of_layers_that_no_model_has(value: object, path: Path) -> None
     """Nothing is allocated for it."""
     write_model(path, metadata={"llama.block_count": value})
     with pytest.raises(CheckpointError, match="num_hidden_layers"):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "phi3-long"])
+@pytest.mark.parametrize("key", ["attention.head_count", "rope.dimension_count"])
+@pytest.mark.parametrize("value", ["x", [4, 4], 2**31, float("nan")])
+def test_numbers_of_heads_that_no_model_has(
+    family: str, key: str, value: object, path: Path
+) -> None:
+    """The rotary embedding is computed with them, whatever they are."""
+    write_model(path, family, metadata={f"{family.partition('-')[0]}.{key}": value})
+    with pytest.raises(ModelError, match=r"^.*model\.gguf.*$"):
         Checkpoint.open(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from forerun.models.config import (
 from forerun.models.gguf.families import FAMILIES
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import (
+    LONG_FREQUENCIES,
     GgufSource,
     Rounding,
     frequency_factors,
@@ -129,8 +131,15 @@ class _Keys(dict[str, Any]):
 
 def _own_values(path: Path, family: str, own: _Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the config that only this architecture has."""
-    try:
+    with _numbers_of(path, family):
         return FAMILIES[family].values(own, values)
+
+
+@contextmanager
+def _numbers_of(path: Path, family: str) -> Iterator[None]:
+    """Arithmetic on an architecture's numbers, whose errors are the file's."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
             f"{path} lacks a number of {family} models, or holds a wrong one ({one_line(error)}); "
@@ -249,11 +258,12 @@ def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any
 
 def _long_rope(header: GgufHeader, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Phi-3's rotary embedding for long texts; {} for files without its factors."""
-    usual = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
-    rotated = header.metadata.get(f"{family}.rope.dimension_count", usual)
-    factors = long_rope_factors(header, rotated)
-    if not factors:
+    if header.tensors.keys().isdisjoint(LONG_FREQUENCIES.values()):
         return {}
+    with _numbers_of(header.path, family):
+        usual = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+        rotated = header.metadata.get(f"{family}.rope.dimension_count", usual)
+        factors = long_rope_factors(header, rotated)
     original = f"{family}.{_SCALING}original_context_length"
     if original not in header.metadata:
         raise CheckpointError(f"{header.path} lacks {original}; download it again.")

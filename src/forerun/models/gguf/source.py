@@ -33,7 +33,7 @@ from forerun.models.layouts import Layout
 # Factors on the frequencies of the rotary embedding, which are part of the architecture.
 FREQUENCIES = "rope_freqs.weight"
 # Those of Phi-3, for texts within the length that it was first trained on and for longer ones.
-_LONG_ROPE = {
+LONG_FREQUENCIES = {
     "short_factor": "rope_factors_short.weight",
     "long_factor": "rope_factors_long.weight",
 }
@@ -56,7 +56,7 @@ class GgufSource:
     def __init__(self, header: GgufHeader, layout: Layout, shape: Architecture) -> None:
         self.name = str(header.path)
         names = _gguf_names(header, layout, shape)
-        factors = {FREQUENCIES, *_LONG_ROPE.values()}
+        factors = {FREQUENCIES, *LONG_FREQUENCIES.values()}
         stored = {name: tensor for name, tensor in header.tensors.items() if name not in factors}
         self.tensors: dict[str, StoredTensor] = {
             key: _part(stored[name], key, shape.num_experts)
@@ -129,19 +129,20 @@ def frequency_factors(
 
 
 def long_rope_factors(header: GgufHeader, rotated: int) -> dict[str, list[float]]:
-    """Divisors of the frequencies of `rotated` values of a head, by Phi-3's names; {} if there are none.
+    """Divisors of the frequencies of `rotated` values of a head, by Phi-3's names for short and long texts.
 
     Raises:
         CheckpointError: if one of both is missing, and as `frequency_factors`.
     """
     found = {
-        key: list(frequency_factors(header, rotated, name)) for key, name in _LONG_ROPE.items()
+        key: list(frequency_factors(header, rotated, name))
+        for key, name in LONG_FREQUENCIES.items()
     }
-    if any(found.values()) and not all(found.values()):
+    if not all(found.values()):
         raise CheckpointError(
-            f"{header.path} has one of {', '.join(_LONG_ROPE.values())} alone; download it again."
+            f"{header.path} has one of {', '.join(LONG_FREQUENCIES.values())} alone; download it again."
         )
-    return found if all(found.values()) else {}
+    return found
 
 
 # Made for every layer at once, which takes time, and wanted twice while a model is loaded.
