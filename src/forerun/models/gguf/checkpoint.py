@@ -177,12 +177,12 @@ def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_heads(path: Path, own: _Keys, head_dim: int, turned: int) -> None:
-    """Refuse a model that rotates only a part of each head, or whose values are longer than its keys."""
+    """Refuse a model that rotates another part of a head than its family, or has longer values than keys."""
     rotated, size = own.get("rope.dimension_count"), own.get("attention.value_length")
     if rotated not in (None, turned):
         raise UnsupportedModelError(
-            f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; only models that "
-            "rotate all of them are read. Take the original checkpoint in safetensors."
+            f"{path} rotates {shown(rotated)} of the {head_dim} values of a head; {turned} are "
+            "read of its family. Take the original checkpoint in safetensors."
         )
     if size not in (None, head_dim):
         raise UnsupportedModelError(
