@@ -1,4 +1,4 @@
-// The AVX2 kernels of llama.cpp's blocks; products as in avx2_grouped.cpp.
+// The AVX2 kernels of llama.cpp's blocks; products as of nibbles in avx2_grouped.cpp.
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -40,14 +40,13 @@ struct Avx2Blocks {
   }
 
   static FORERUN_INLINE __m256i codes(__m256i line, const std::uint8_t* upper, int half, int quad) {
-    const __m256i shifted = quad % 2 ? _mm256_srli_epi16(line, 4) : line;
-    const __m256i nibbles = _mm256_and_si256(shifted, _mm256_set1_epi8(15));
-    if (Format::kUpper == 0) return nibbles;
+    const __m256i lower = nibbles(line, quad % 2);
+    if (Format::kUpper == 0) return lower;
     const int left = Format::to_left(quad);
     const __m256i bits = load_half(upper, half);
     const __m256i moved =
         left >= 0 ? _mm256_slli_epi16(bits, left) : _mm256_srli_epi16(bits, -left);
-    return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(Format::kMask)));
+    return _mm256_or_si256(lower, _mm256_and_si256(moved, _mm256_set1_epi8(Format::kMask)));
   }
 
   template <int T>
@@ -57,23 +56,25 @@ struct Avx2Blocks {
     });
     at.x += 2 * T;
     const std::uint8_t* upper = Format::kUpper > 0 ? next_line(a, at) : nullptr;
-    unroll<Format::kLines>([&](auto i) {
-      const std::uint8_t* line = next_line(a, at);
-      unroll<2>([&](auto high) {
-        __m256i weight[kHalves];
-        unroll<kHalves>(
-            [&](auto h) { weight[h] = codes(load_half(line, h), upper, h, 2 * i + high); });
-        unroll<2>([&](auto odd) {
-          __m256i wide[kHalves];
-          unroll<kHalves>([&](auto h) { wide[h] = widen_unsigned(weight[h], odd); });
+    // As many lines as have room in 16 bits: each quad's products are at most 2 * 127 codes.
+    constexpr int kTogether = 4 >> Format::kUpper;
+    unroll<Format::kLines / kTogether>([&](auto part) {
+      __m256i sums[kHalves][T];
+      unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_si256(); });
+      unroll<kTogether>([&](auto i) {
+        const std::uint8_t* line = next_line(a, at);
+        unroll<2>([&](auto high) {
+          constexpr int kQuad = 2 * (part * kTogether + i) + high;
+          __m256i weight[kHalves];
+          unroll<kHalves>([&](auto h) { weight[h] = codes(load_half(line, h), upper, h, kQuad); });
           unroll<T>([&](auto t) {
-            const __m256i value = widen_signed(
-                _mm256_set1_epi32(static_cast<int>(at.x[(2 * i + high) * T + t])), odd);
-            unroll<kHalves>([&](auto h) {
-              acc[h][t] = _mm256_add_epi32(acc[h][t], _mm256_madd_epi16(wide[h], value));
-            });
+            const __m256i value = _mm256_set1_epi32(static_cast<int>(at.x[kQuad * T + t]));
+            unroll<kHalves>([&](auto h) { add_products(sums[h][t], weight[h], value); });
           });
         });
+      });
+      unroll_halves<T>([&](auto h, auto t) {
+        acc[h][t] = _mm256_add_epi32(acc[h][t], sums_of_quads(sums[h][t]));
       });
     });
     at.x += Format::kQuads * T;

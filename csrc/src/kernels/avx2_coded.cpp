@@ -9,14 +9,11 @@ namespace {
 // The codes of half a line as bytes, those in the lower or the upper halves of its bytes.
 template <int kPlanes>
 FORERUN_INLINE __m256i load_codes(const std::uint8_t* line, std::ptrdiff_t lower, int half,
-                                  int upper_nibbles) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  const auto nibbles = [&](__m256i bytes) {
-    return _mm256_and_si256(upper_nibbles != 0 ? _mm256_srli_epi16(bytes, 4) : bytes, mask);
-  };
-  const __m256i first = nibbles(load_half(line, half));
+                                  int upper) {
+  const __m256i first = nibbles(load_half(line, half), upper);
   if constexpr (kPlanes == 1) return first;
-  return _mm256_or_si256(_mm256_slli_epi16(first, 4), nibbles(load_half(line + lower, half)));
+  return _mm256_or_si256(_mm256_slli_epi16(first, 4),
+                         nibbles(load_half(line + lower, half), upper));
 }
 
 struct Avx2Coded {
@@ -37,16 +34,16 @@ struct Avx2Coded {
         const std::uint8_t* line = ahead + plane * kLine;
         prefetch(line, line - c.ahead, c.near);
       });
-      unroll<2>([&](auto nibbles) {
+      unroll<2>([&](auto upper) {
         unroll<2>([&](auto odd) {
           __m256i w[kHalves];
           unroll<kHalves>([&](auto h) {
-            w[h] = widen_unsigned(load_codes<kPlanes>(at, c.lower, h, nibbles), odd);
+            w[h] = widen_unsigned(load_codes<kPlanes>(at, c.lower, h, upper), odd);
           });
           unroll<T>([&](auto t) {
             const auto digits = [&](const std::int8_t* of_column) {
               std::int32_t four;
-              std::memcpy(&four, of_column + i * kCodesOfLine + 4 * nibbles, sizeof four);
+              std::memcpy(&four, of_column + i * kCodesOfLine + 4 * upper, sizeof four);
               return widen_signed(_mm256_set1_epi32(four), odd);
             };
             const __m256i high_digits = digits(c.digits[first + t].high);
@@ -54,6 +51,8 @@ struct Avx2Coded {
             unroll<kHalves>([&](auto h) {
               sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(w[h], high_digits));
               low[h][t] = _mm256_add_epi32(low[h][t], _mm256_madd_epi16(w[h], low_digits));
+              end_addition(sum[h][t]);
+              end_addition(low[h][t]);
             });
           });
         });

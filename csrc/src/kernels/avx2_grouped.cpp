@@ -1,22 +1,70 @@
-// int8 and int4. vpmaddubsw would saturate (255 * 127 * 2), so bytes are widened to 16 bits, the
-// even and the odd ones apart, and multiplied by vpmaddwd: exact.
+// int8 and int4. With bytes vpmaddubsw would saturate (2 * 255 * 127), so they are widened to 16
+// bits, the even and the odd ones apart, and multiplied by vpmaddwd: exact. Nibbles are multiplied
+// as bytes, and 32 columns of them summed up in 16 bits (8 * 2 * 15 * 127 < 2^15).
+#include <algorithm>
+
 #include "avx2_common.h"
 
 namespace forerun::cpu {
 namespace {
 
+// acc += products of as many as kLines lines, with x [kPanelRows of each line, T].
 struct Bytes {
   static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 1;
-  static FORERUN_INLINE __m256i part(__m256i line, int) { return line; }
+  static constexpr std::int64_t kLines = 1;
+
+  template <int T>
+  static FORERUN_INLINE void multiply(__m256i (&acc)[kHalves][T], const std::uint8_t* w,
+                                      const std::uint32_t* x, std::int64_t) {
+    unroll<2>([&](auto odd) {
+      __m256i weight[kHalves];
+      unroll<kHalves>([&](auto h) { weight[h] = widen_unsigned(load_half(w, h), odd); });
+      unroll<T>([&](auto t) {
+        const __m256i value = widen_signed(_mm256_set1_epi32(static_cast<int>(x[t])), odd);
+        unroll<kHalves>([&](auto h) {
+          acc[h][t] = _mm256_add_epi32(acc[h][t], _mm256_madd_epi16(weight[h], value));
+          end_addition(acc[h][t]);
+        });
+      });
+    });
+  }
 };
 
 struct Nibbles {
   static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 2;
-  static FORERUN_INLINE __m256i part(__m256i line, int high) {
-    const __m256i shifted = high ? _mm256_srli_epi16(line, 4) : line;
-    return _mm256_and_si256(shifted, _mm256_set1_epi8(15));
+  static constexpr std::int64_t kLines = 4;
+
+  template <int T>
+  static FORERUN_INLINE void multiply_line(__m256i (&sums)[kHalves][T], const std::uint8_t* w,
+                                           const std::uint32_t* x) {
+    unroll<kPanelRows>([&](auto p) {
+      __m256i weight[kHalves];
+      unroll<kHalves>([&](auto h) { weight[h] = nibbles(load_half(w, h), p); });
+      unroll<T>([&](auto t) {
+        const __m256i value = _mm256_set1_epi32(static_cast<int>(x[p * T + t]));
+        unroll<kHalves>([&](auto h) { add_products(sums[h][t], weight[h], value); });
+      });
+    });
+  }
+
+  template <int T>
+  static FORERUN_INLINE void multiply(__m256i (&acc)[kHalves][T], const std::uint8_t* w,
+                                      const std::uint32_t* x, std::int64_t lines) {
+    __m256i sums[kHalves][T];
+    unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_si256(); });
+    const auto line = [&](std::int64_t i) {
+      multiply_line<T>(sums, w + i * kLine, x + i * kPanelRows * T);
+    };
+    if (lines == kLines) {
+      unroll<kLines>(line);
+    } else {
+      for (std::int64_t i = 0; i < lines; ++i) line(i);
+    }
+    unroll_halves<T>([&](auto h, auto t) {
+      acc[h][t] = _mm256_add_epi32(acc[h][t], sums_of_quads(sums[h][t]));
+    });
   }
 };
 
@@ -31,25 +79,6 @@ FORERUN_INLINE __m256 in_all_lanes(std::uint32_t bits) {
 template <class Format>
 struct Avx2Grouped {
   static constexpr int kMaxTokens = kTokensAvx2;
-
-  template <int T>
-  static FORERUN_INLINE void line(__m256i (&acc)[kHalves][T], const std::uint8_t* w,
-                                  const std::uint32_t* x) {
-    unroll<Format::kPanelRows>([&](auto p) {
-      unroll<2>([&](auto odd) {
-        __m256i weight[kHalves];
-        unroll<kHalves>(
-            [&](auto h) { weight[h] = widen_unsigned(Format::part(load_half(w, h), p), odd); });
-        unroll<T>([&](auto t) {
-          const __m256i value =
-              widen_signed(_mm256_set1_epi32(static_cast<int>(x[p * T + t])), odd);
-          unroll<kHalves>([&](auto h) {
-            acc[h][t] = _mm256_add_epi32(acc[h][t], _mm256_madd_epi16(weight[h], value));
-          });
-        });
-      });
-    });
-  }
 
   // The group is the first or last, or both, of those that share a scale of the activations.
   template <int T, bool kFirst, bool kLast>
@@ -99,12 +128,14 @@ struct Avx2Grouped {
       });
       const std::uint32_t* x_head = x;
       x += 2 * T;
-      for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines; ++i) {
-        prefetch(ahead, w, a.ahead.near);
-        line<T>(acc, w, x);
-        w += kLine;
-        x += Format::kPanelRows * T;
-        ahead += a.ahead.step;
+      for (const std::int64_t end = std::min(i + a.group_lines, a.lines); i < end;) {
+        const std::int64_t lines = std::min(end - i, Format::kLines);
+        for (std::int64_t line = 0; line < lines; ++line, ahead += a.ahead.step)
+          prefetch(ahead, w + line * kLine, a.ahead.near);
+        Format::template multiply<T>(acc, w, x, lines);
+        i += lines;
+        w += lines * kLine;
+        x += lines * Format::kPanelRows * T;
       }
       const std::uint8_t* own_scales = scales + (second ? kLine / 2 : 0);
       const bool last = i >= a.lines || a.ends_scale(group);
