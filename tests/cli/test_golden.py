@@ -89,8 +89,15 @@ def _here(things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @needs_kernels
 @pytest.mark.usefixtures("_here")
 @pytest.mark.parametrize("golden", FILES, ids=lambda golden: golden.path.stem)
-def test_results(cli: Cli, golden: GoldenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results(
+    cli: Cli,
+    golden: GoldenFile,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
     notes, results = golden.notes, []
+    if "few" in notes:
+        request.getfixturevalue("few_cases")
     masks = Masks(Path.cwd(), "measured" in notes, "exact" in notes)
     for command in golden.commands:
         arguments = shlex.split(command)

@@ -149,7 +149,8 @@ class GoldenFile:
 
     @property
     def notes(self) -> dict[str, str]:
-        """`measured` and `exact` (see `Masks`), `stdin`, a JSON string, and `files` that are compared too."""
+        """`measured` and `exact` (see `Masks`), `few` (the fixture `few_cases`), `stdin`, a JSON string,
+        and `files` that are compared too."""
         lines = takewhile(lambda line: line.startswith("# "), self.text.splitlines())
         return dict(line[2:].partition(": ")[::2] for line in lines)
 

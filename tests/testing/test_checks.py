@@ -128,6 +128,10 @@ def test_shipped_rules(name: str, form: str) -> None:
     assert result.largest_deviation < 1e-12
 
 
+def test_default_cases_are_those_of_both_vocabularies() -> None:
+    assert len([*default_cases()]) == len([*default_cases((3,)), *default_cases((4,))])
+
+
 def test_standard_is_another_name_of_token() -> None:
     assert RULES["standard"] is RULES["token"]
 
