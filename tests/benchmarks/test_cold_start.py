@@ -14,6 +14,7 @@ from benchmarks import cold_homes
 from benchmarks.cold_start import Size, main, table_row, works
 from benchmarks.stages import Measured, best_length, stages
 from forerun.files import CACHE_VARIABLE
+from forerun.models.checkpoint import loading_once
 from tests.helpers.command_line import Cli
 
 MEASURED = [
@@ -80,7 +81,8 @@ def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_to_one_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "rows.json"
     size = ("--prompts", "1", "--later", "5", "--lengths", "2")
-    main([*TINY, *size, "--ways", "engine", "--json", str(report)])
+    with loading_once():
+        main([*TINY, *size, "--ways", "engine", "--json", str(report)])
     assert capsys.readouterr().out.count("\n") == 3
     [row] = json.loads(report.read_text())
     assert [entry["place"] for entry in row["measured"]] == [1, 2, 3, 4, 5]
@@ -101,7 +103,8 @@ def test_commands_in_empty_homes(
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, "")
 
     monkeypatch.setattr(cold_homes, "_forerun", forerun)
-    main([*TINY, "--prompts", "2", "--later", "2", "--lengths", "2", "--ways", "command"])
+    with loading_once():
+        main([*TINY, "--prompts", "2", "--later", "2", "--lengths", "2", "--ways", "command"])
     assert "| command | zoo bf16, useless draft" in capsys.readouterr().out
     # Of each prompt with a fixed length, of the first request alone, and of two in a row.
     assert [homes.count(home) for home in dict.fromkeys(homes)] == [1, 1, 1, 2]

@@ -125,7 +125,7 @@ def test_the_default_drafts_with_the_head_for_the_deep_target(
 @needs_kernels
 def test_the_report(tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
-        *("--billions", "0.02", "--max-tokens", "9", "--lengths", "1", "2", "--temperatures", "0"),
+        *("--billions", "0.005", "--max-tokens", "9", "--lengths", "1", "2", "--temperatures", "0"),
         *("--questions", str(tiny / "one.jsonl"), str(tiny / "two.jsonl"), "--work", str(tiny)),
         *("--draft-model", str(source), "--rows", str(tiny / "rows.jsonl")),
         *("--methods", "suffix", "eagle3", "layer_skip"),

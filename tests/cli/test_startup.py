@@ -58,15 +58,15 @@ def test_answers_load_no_torch_and_no_other_command() -> None:
 
 
 GENERATES = """
-import subprocess, sys
+import sys
+import torch
+by_torch = {*sys.modules}
 from forerun.cli.main import application
 
 try:
     application.main(["generate", "-m", *sys.argv[1:]], prog_name="forerun")
 except SystemExit as end:
     assert not end.code, end.code
-bare = [sys.executable, "-c", "import torch, sys; print(*sys.modules)"]
-by_torch = subprocess.run(bare, capture_output=True, text=True, check=True).stdout.split()
 stored = {name for name, module in sys.modules.items() if getattr(module, "__file__", None)}
 print(*(name for name in stored if name not in by_torch))
 """
