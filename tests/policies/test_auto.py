@@ -31,10 +31,13 @@ from forerun.policies.lengths import Offer, best_lengths
 from forerun.policies.memory import Memory, recall
 from forerun.policies.outlook import Outlook
 from forerun.testing import ToyModel
+from tests.helpers.covering import covering
 from tests.helpers.simulated_rounds import SimulatedDrafter, World
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 OUTPUTS = [128] * 6
+DRAFT_SECONDS = (0.02, 0.1, 0.25)
+SLOW_RATES = [pytest.param(rate, marks=pytest.mark.slow) for rate in (0.3, 0.7, 0.95)]
 # Plain rounds: 4 % of 128 and of the prompt, and one below zero.
 MOST_LOST = 0.04 * (128 + 20) + 1.0
 
@@ -96,11 +99,12 @@ def test_batches_lose_no_more_either(batch_size: int, slope: float) -> None:
     assert seconds <= 1.02 * plain + MOST_LOST * world.forward(batch_size)
 
 
-@pytest.mark.parametrize("slope", [0.05, 0.25])
-@pytest.mark.parametrize("token_seconds", [0.02, 0.1, 0.25])
 @pytest.mark.parametrize(
-    "rate",
-    [0.0, 0.5, 0.85, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.3, 0.7, 0.95))],
+    ("slope", "token_seconds", "rate"),
+    [
+        *covering([0.05, 0.25], DRAFT_SECONDS, [0.0, 0.5, 0.85], fast=2, whole=3),
+        *covering([0.05, 0.25], DRAFT_SECONDS, SLOW_RATES, fast=3, whole=3),
+    ],
 )
 def test_it_comes_near_the_best_length(slope: float, token_seconds: float, rate: float) -> None:
     """Over six outputs, of which the first teaches it all that it knows, and four seeds."""
