@@ -113,6 +113,15 @@ def _lines(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes
     for time, content in chunks:
         *whole, left = (left + content).split(b"\n")
         yield from ((time, one) for one in whole)
+    if left:
+        yield chunks[-1][0], left
+
+
+def _said(came: Sequence[tuple[float, bytes]]) -> str:
+    """The status and the body of a response in one line."""
+    lines = [text.decode(errors="replace").strip() for _, text in came]
+    body = lines[lines.index("") :] if "" in lines else []
+    return " ".join([*lines[:1], *filter(None, body)])[:400] or "nothing"
 
 
 def of_server(url: str, limits: dict[str, Any], process: int | None = None) -> Side:
@@ -122,6 +131,9 @@ def of_server(url: str, limits: dict[str, Any], process: int | None = None) -> S
         url: its address.
         limits: fields of all requests.
         process: of `forerun serve`, whose chunks hold the ids of their tokens.
+
+    Raises:
+        SystemExit: for a response that fails or has no token, with what the server answered.
     """
     usage = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -139,9 +151,13 @@ def of_server(url: str, limits: dict[str, Any], process: int | None = None) -> S
                     continue
                 chunk = json.loads(data)
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                if "error" in chunk:
+                    raise SystemExit(f"{url} failed in a stream: {data.decode()}")
                 for choice in chunk["choices"]:
                     counted = bool(choice["text"]) if process is None else len(choice["token_ids"])
                     arrivals.append((time, int(counted)))
+            if not tokens and not any(count for _, count in arrivals):
+                raise SystemExit(f"{url} brought no token; it answered: {_said(came)}")
             times.add(started, arrivals, tokens)
         return times
 
@@ -225,7 +241,8 @@ def row(streams: int, way: str, times: Sequence[Times], engine: Sequence[Times])
 
     def shown(name: str, *shares: float) -> list[str]:
         seconds = [second for one in times for second in getattr(one, name)]
-        return [f"{1000 * float(np.quantile(seconds, share)):.1f}" for share in shares]
+        # One token a stream has no time between two.
+        return [f"{1000 * float(np.quantile(seconds or [np.nan], share)):.1f}" for share in shares]
 
     cpu = [one.loop for one in times], [one.clients for one in times]
     return [

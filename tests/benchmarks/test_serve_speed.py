@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from benchmarks.serve_speed import Times, of_server
+import pytest
+
+from benchmarks.serve_speed import Times, of_server, row
 from tests.helpers.served import listening, served_engine, state_of
 
 
@@ -31,3 +35,37 @@ def test_all_tokens_of_a_server_are_counted() -> None:
     assert times.tokens == 18
     assert len(times.first) == len(times.each) == 2
     assert len(times.between) == 16
+
+
+def test_a_refusal_is_told_in_one_line() -> None:
+    with listening(state_of(served_engine())) as (_, url), pytest.raises(SystemExit) as told:
+        of_server(url, {"max_tokens": -1}, os.getpid())(["w1"])
+    text = str(told.value)
+    assert text.startswith(f"{url} brought no token; it answered: HTTP/1.1 400 Bad Request {{")
+    assert "max_tokens" in text
+    assert "\n" not in text
+
+
+def test_an_error_in_a_stream_is_told() -> None:
+    class Broken(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"error": {"message": "out of memory"}}\n\n')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Broken) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(SystemExit, match=r"failed in a stream: .*out of memory"):
+            of_server(url, {"max_tokens": 9})(["w1"])
+        thread.join()
+
+
+def test_a_turn_of_one_token_a_stream_has_a_row() -> None:
+    times = Times(seconds=2.0)
+    times.add(1.0, [(2.0, 1)])
+    assert row(1, "plain", [times], [])[4:8] == ["1000.0", "1000.0", "nan", "nan"]
