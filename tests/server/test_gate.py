@@ -60,6 +60,7 @@ def test_unknown_fields_are_named(served: Client, body: dict[str, Any], param: s
         {"max_tokens": 3, "max_completion_tokens": 4},
         {"seed": 1 << 70},
         {"stop": 3},
+        {"stop": ["x"] * 65},
         {"logit_bias": {"x": 1}},
         {"logit_bias": {"99": 1}},
         {"top_logprobs": 2},

@@ -145,7 +145,7 @@ class SamplingBody(CommonBody):
     frequency_penalty: float | None = Field(default=None, ge=-100.0, le=100.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
     logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None
-    stop: str | list[str] | None = Field(default=None, max_length=64)
+    stop: Annotated[list[str], Field(max_length=64)] | str | None = None
     stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
