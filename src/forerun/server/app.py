@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ from forerun.server import (
     openai_responses,
 )
 from forerun.server.errors import ApiError, envelope
-from forerun.server.gate import Gate, GateLimits
+from forerun.server.gate import Gate, GateLimits, check_type
 from forerun.server.state import ServerState
 
 FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
@@ -51,7 +51,12 @@ def build_app(
             state.service.close()
 
     app = FastAPI(
-        title="forerun", version=__version__, lifespan=life, docs_url=None, redoc_url=None
+        title="forerun",
+        version=__version__,
+        lifespan=life,
+        dependencies=[Depends(check_type)],
+        docs_url=None,
+        redoc_url=None,
     )
     for add_routes in FRONTS:
         add_routes(app, state)
