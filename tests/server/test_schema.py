@@ -13,6 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from pydantic import BaseModel
 from schemathesis.core import NotSet
+from schemathesis.specs.openapi import checks
 
 from forerun.server.anthropic_messages import MessagesBody
 from forerun.server.app import build_app
@@ -24,6 +25,8 @@ from forerun.server.bodies import (
     SpeculativeBody,
     TokenizeBody,
 )
+from forerun.server.errors import ErrorBody
+from forerun.server.gate import OPEN, GateLimits
 from forerun.server.openai_responses import ResponsesBody
 from tests.helpers.examples import examples
 from tests.helpers.served import Client, client, served_engine, state_of, wait_for
@@ -33,6 +36,11 @@ APP = build_app(STATE)
 schema = schemathesis.openapi.from_dict(APP.openapi())
 # Random requests, right and wrong; those at bounds would be made while tests are collected, in every process.
 schema.config.phases.update(phases=["examples", "fuzzing"])
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +65,43 @@ def test_no_request_breaks_the_server(case: Any, served: Client) -> None:
     response = served.request(case.method, case.formatted_path, content=sent, headers=headers)
     assert response.status_code < 500, response.text
     assert response.status_code == 200 or "error" in response.json()
-    if response.status_code == 200:
-        kind = response.headers["content-type"].partition(";")[0]
-        assert kind in case.operation.definition.raw["responses"]["200"]["content"]
+    case.validate_response(response, checks=CHECKS)
     wait_for(lambda: STATE.service.open == 0)
+
+
+def _published(response: Any, operation: dict[str, Any]) -> None:
+    """The status, and the envelope of an error, are those of the schema."""
+    known = operation["responses"][str(response.status_code)]
+    if response.status_code != 200:
+        (kind,) = known["content"].values()
+        assert kind["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+        ErrorBody.model_validate(response.json(), extra="forbid")
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "status"),
+    [
+        (GateLimits(keys=("key",)), "application/json", 401),
+        (GateLimits(hosts=("elsewhere",)), "application/json", 403),
+        (GateLimits(body_bytes=1), "application/json", 413),
+        (GateLimits(), "text/plain", 415),
+        (GateLimits(), "application/json", 400),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_every_refusal_is_published(limits: GateLimits, kind: str, status: int) -> None:
+    paths = APP.openapi()["paths"].items()
+    operations = [(path, *item) for path, methods in paths for item in methods.items()]
+    assert not any("422" in operation["responses"] for *_, operation in operations)
+    assert all(
+        "401" not in operation["responses"] for path, _, operation in operations if path in OPEN
+    )
+    with client(limits=limits) as one:
+        for path, method, operation in operations:
+            response = one.request(method, path, content=b"{]", headers={"Content-Type": kind})
+            _published(response, operation)
+            refused = path not in OPEN if status == 401 else status == 403 or method == "post"
+            assert (response.status_code == status) == refused
 
 
 @pytest.mark.parametrize("method", ["trace", "put", "delete", "query", "post"])

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from forerun.server import chat
 from forerun.server.answers import Answer, AnswerChoice, Block, Counts
 from forerun.server.bodies import Body, ChatBody, CommonBody, text_of
-from forerun.server.errors import ApiError
+from forerun.server.errors import WITH_BODY, ApiError
 from forerun.server.respond import STREAMS, AnswerResponse, Form, event
 from forerun.server.state import ServerState
 
@@ -88,7 +88,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         translated = _chat_body(state, body, fields)
         return chat.answer(state, request, translated, MessageWriter(state, body))
 
-    @app.post("/v1/messages/count_tokens")
+    @app.post("/v1/messages/count_tokens", responses=WITH_BODY)
     async def count_tokens(body: CountBody) -> dict[str, int]:
         """Tokens of the prompt of a conversation."""
         state.check_model(body.model)

@@ -23,8 +23,8 @@ from forerun.server import (
     openai_completions,
     openai_responses,
 )
-from forerun.server.errors import ApiError, envelope
-from forerun.server.gate import Gate, GateLimits, check_type
+from forerun.server.errors import EVERYWHERE, ApiError, envelope
+from forerun.server.gate import OPEN, Gate, GateLimits, check_type
 from forerun.server.state import ServerState
 
 FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
@@ -35,6 +35,20 @@ FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
     information.add_routes,
 )
 _NO_LIMITS = GateLimits()
+
+
+class ServerApp(FastAPI):
+    """FastAPI's, whose schema publishes no error that is never sent."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                for status in ("422", "401") if path in OPEN else ("422",):
+                    operation["responses"].pop(status, None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
 
 
 def build_app(
@@ -50,11 +64,12 @@ def build_app(
         finally:
             state.service.close()
 
-    app = FastAPI(
+    app = ServerApp(
         title="forerun",
         version=__version__,
         lifespan=life,
         dependencies=[Depends(check_type)],
+        responses=EVERYWHERE,
         docs_url=None,
         redoc_url=None,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from forerun.errors import ForerunError
 
@@ -54,6 +56,33 @@ class ApiError(Exception):
             return cls(400, str(error))
         logger.error(what, exc_info=error)
         return cls(500, f"the server failed ({type(error).__name__}); its log says more.")
+
+
+class ErrorContent(BaseModel):
+    """An error; `param` and `code` are in OpenAI's form alone."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of an error; `type` is in Anthropic's form alone."""
+
+    error: ErrorContent
+    type: Literal["error"] | None = None
+
+
+def published(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Errors of a route by status, for the published schema."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+EVERYWHERE = published(401, 403, 500, 503)
+"""Errors of all routes; those without a key do not send 401."""
+WITH_BODY = published(400, 404, 408, 413, 415)
+"""Further errors of routes that take a body."""
 
 
 def envelope(path: str, error: ApiError) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from forerun import __version__
 from forerun.server.bodies import DetokenizeBody, TokenizeBody
 from forerun.server.chat import prompt_of
-from forerun.server.errors import ApiError
+from forerun.server.errors import WITH_BODY, ApiError, published
 from forerun.server.state import ServerState
 
 
@@ -27,7 +27,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         """The model under each of its names."""
         return {"object": "list", "data": [_model(state, name) for name in state.names]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=published(404))
     async def model(name: str) -> dict[str, Any]:
         """The model by one of its names."""
         state.check_model(name)
@@ -38,13 +38,13 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         """Description of the server as llama.cpp gives it, which editors read."""
         return _props(state)
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=WITH_BODY)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
         state.check_model(body.model)
         return await asyncio.to_thread(_tokenize, state, body)
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=WITH_BODY)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """Text of token ids."""
         state.check_model(body.model)

@@ -8,7 +8,7 @@ from time import perf_counter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from forerun.core import Stats
 from forerun.monitor.exposition import counters
@@ -31,7 +31,9 @@ def add_routes(app: FastAPI, state: ServerState, prefix: str) -> None:
     collector = _Engine(state.service, prefix)
     registry.register(collector)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    content = {"text/plain": {"schema": {"type": "string"}}}
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": content}})
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         watch.observe_waits()

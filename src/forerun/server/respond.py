@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from forerun.server.answers import Answer
 from forerun.server.bodies import CommonBody
-from forerun.server.errors import ApiError, envelope
+from forerun.server.errors import WITH_BODY, ApiError, envelope, published
 from forerun.server.service import AnswerJob, EngineRequest
 from forerun.server.state import ServerState
 
@@ -23,8 +23,8 @@ _STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""Content types of answers beside JSON, for the published schema."""
+STREAMS = {200: {"content": {"text/event-stream": {}}}, **WITH_BODY, **published(429, 501, 504)}
+"""Responses of routes that answer, beside an object of JSON, for the published schema."""
 Make = Callable[[], tuple[Sequence[EngineRequest], dict[str, Any]]]
 """Makes the requests of an answer, and the options of `Answer`."""
 
