@@ -117,7 +117,7 @@ def _lines(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes
         yield chunks[-1][0], left
 
 
-def _said(came: Sequence[tuple[float, bytes]]) -> str:
+def _summary(came: Sequence[tuple[float, bytes]]) -> str:
     """The status and the body of a response in one line."""
     lines = [text.decode(errors="replace").strip() for _, text in came]
     body = lines[lines.index("") :] if "" in lines else []
@@ -157,7 +157,7 @@ def of_server(url: str, limits: dict[str, Any], process: int | None = None) -> S
                     counted = bool(choice["text"]) if process is None else len(choice["token_ids"])
                     arrivals.append((time, int(counted)))
             if not tokens and not any(count for _, count in arrivals):
-                raise SystemExit(f"{url} brought no token; it answered: {_said(came)}")
+                raise SystemExit(f"{url} brought no token; it answered: {_summary(came)}")
             times.add(started, arrivals, tokens)
         return times
 
@@ -241,8 +241,10 @@ def row(streams: int, way: str, times: Sequence[Times], engine: Sequence[Times])
 
     def shown(name: str, *shares: float) -> list[str]:
         seconds = [second for one in times for second in getattr(one, name)]
-        # One token a stream has no time between two.
-        return [f"{1000 * float(np.quantile(seconds or [np.nan], share)):.1f}" for share in shares]
+        if not seconds:
+            # One token a stream has no time between two.
+            return ["–"] * len(shares)
+        return [f"{1000 * float(np.quantile(seconds, share)):.1f}" for share in shares]
 
     cpu = [one.loop for one in times], [one.clients for one in times]
     return [

@@ -204,6 +204,28 @@ void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPo
   }
 }
 
+// Where sums are largest: every code is, and so is every activation, of either sign.
+void check_largest(const MatrixShape& shape, Random& random, ThreadPool& pool) {
+  constexpr std::int64_t kTokens = 3;
+  CodedMatrix rows(shape, random);
+  const int bits = shape.blockwise() ? 4 + shape.upper_bits() : shape.bytes_wide() ? 8 : 4;
+  std::fill(rows.codes.begin(), rows.codes.end(), static_cast<std::uint8_t>((1 << bits) - 1));
+  Buffer memory(shape.bytes());
+  PackedMatrix matrix(shape, memory.data());
+  matrix.pack_codes(0, shape.rows, rows.from(0));
+  std::vector<float> x(static_cast<std::size_t>(kTokens * shape.cols), 1.0f);
+  for (std::int64_t k = 0; k < shape.cols; ++k) {
+    x[static_cast<std::size_t>(shape.cols + k)] = -1.0f;
+    x[static_cast<std::size_t>(2 * shape.cols + k)] = k % 2 == 0 ? 1.0f : -1.0f;
+  }
+  const auto expected = multiply(matrix, x.data(), kTokens, Level::portable, pool);
+  for (const Level level : levels()) {
+    const auto y = multiply(matrix, x.data(), kTokens, level, pool);
+    CHECK(same_bits(expected.data(), y.data(), kTokens * shape.rows), "largest codes at %s in %s",
+          level_name(level), precision_name(shape.precision));
+  }
+}
+
 // Whole and partial blocks, as many as a call takes at once and more, in rows that are further
 // apart than they are long: the bias and what is there are added to what one token alone gives, and
 // nothing else is written.
@@ -333,6 +355,7 @@ int main(int count, char** arguments) {
     if (!MatrixShape::make(precision, 1, 1).grouped()) continue;
     check_codes(precision, random);
     for (const int group : {32, 64, 128}) {
+      check_largest(MatrixShape::make(precision, 21, 384, group), random, pool);
       for (const std::int64_t n : {1, 8, 14, 90}) {
         const std::int64_t cols = between(random, 1, 1100);
         check_no_numbers(MatrixShape::make(precision, 40, cols, group), n, random, pool);
@@ -348,6 +371,7 @@ int main(int count, char** arguments) {
   }
   for (const Precision precision : kBlockwise) {
     check_blockwise(precision, random);
+    check_largest(MatrixShape::make(precision, 21, 512), random, pool);
     check_gate(precision, between(random, 1, 9), between(random, 1, 16), random, pool);
     check_gate(precision, between(random, 9, 30), between(random, 40, 60), random, pool);
     // From 41 tokens on, six tiles, several blocks share a tile.

@@ -37,18 +37,19 @@ def test_all_tokens_of_a_server_are_counted() -> None:
     assert len(times.between) == 16
 
 
-def test_a_refusal_is_told_in_one_line() -> None:
-    with listening(state_of(served_engine())) as (_, url), pytest.raises(SystemExit) as told:
+def test_a_refusal_is_reported_in_one_line() -> None:
+    with listening(state_of(served_engine())) as (_, url), pytest.raises(SystemExit) as failure:
         of_server(url, {"max_tokens": -1}, os.getpid())(["w1"])
-    text = str(told.value)
+    text = str(failure.value)
     assert text.startswith(f"{url} brought no token; it answered: HTTP/1.1 400 Bad Request {{")
     assert "max_tokens" in text
     assert "\n" not in text
 
 
-def test_an_error_in_a_stream_is_told() -> None:
+def test_an_error_in_a_stream_is_reported() -> None:
     class Broken(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b'data: {"error": {"message": "out of memory"}}\n\n')
@@ -57,7 +58,8 @@ def test_an_error_in_a_stream_is_told() -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Broken) as server:
-        thread = threading.Thread(target=server.handle_request)
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        server.timeout = 10.0
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(SystemExit, match=r"failed in a stream: .*out of memory"):
@@ -68,4 +70,4 @@ def test_an_error_in_a_stream_is_told() -> None:
 def test_a_turn_of_one_token_a_stream_has_a_row() -> None:
     times = Times(seconds=2.0)
     times.add(1.0, [(2.0, 1)])
-    assert row(1, "plain", [times], [])[4:8] == ["1000.0", "1000.0", "nan", "nan"]
+    assert row(1, "plain", [times], [])[4:8] == ["1000.0", "1000.0", "–", "–"]

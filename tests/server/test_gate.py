@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
 from forerun.errors import ConfigError
-from forerun.server.gate import GateLimits
+from forerun.server.app import build_app
+from forerun.server.gate import GateLimits, check_type
 from forerun.server.request import ServeRequest
 from tests.helpers.served import MODEL, USER, Client, client, served_engine, state_of
 
@@ -108,6 +110,18 @@ def test_a_body_must_be_json_by_its_type(served: Client) -> None:
         "/v1/chat/completions", content=b"{}", headers={"Content-Type": "text/plain"}
     )
     error_of(response, 415)
+
+
+def test_every_route_that_takes_a_body_asks_for_its_type() -> None:
+    routes = [
+        route
+        for route in build_app(state_of(served_engine())).routes
+        if "POST" in (getattr(route, "methods", None) or ())
+    ]
+    assert routes
+    for route in routes:
+        assert isinstance(route, APIRoute)
+        assert check_type in {dependency.call for dependency in route.dependant.dependencies}
 
 
 def test_the_model_is_the_one_that_is_served(served: Client) -> None:

@@ -124,7 +124,7 @@ def test_log_probabilities_are_the_engines(served: Client) -> None:
         ("top_p", 0.6),
         ("min_p", 0.2),
         ("stop", "w3"),
-        # The limit of a list's length is none of a text's.
+        # The limit on the number of stop strings does not apply to the length of one.
         ("stop", "x" * 65),
         ("stop", ["w3"]),
         ("stop_token_ids", [9]),

@@ -89,7 +89,7 @@ def _published(response: Any, operation: dict[str, Any]) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
-def test_every_refusal_is_published(limits: GateLimits, kind: str, status: int) -> None:
+def test_refusals_before_a_route_are_published(limits: GateLimits, kind: str, status: int) -> None:
     paths = APP.openapi()["paths"].items()
     operations = [(path, *item) for path, methods in paths for item in methods.items()]
     assert not any("422" in operation["responses"] for *_, operation in operations)

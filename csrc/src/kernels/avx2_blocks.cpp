@@ -1,4 +1,4 @@
-// The AVX2 kernels of llama.cpp's blocks; products as of nibbles in avx2_grouped.cpp.
+// The AVX2 kernels of llama.cpp's blocks; multiplied like the nibbles of avx2_grouped.cpp.
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -56,8 +56,8 @@ struct Avx2Blocks {
     });
     at.x += 2 * T;
     const std::uint8_t* upper = Format::kUpper > 0 ? next_line(a, at) : nullptr;
-    // As many lines as have room in 16 bits: each quad's products are at most 2 * 127 codes.
-    constexpr int kTogether = 4 >> Format::kUpper;
+    constexpr int kTogether = 4 >> Format::kUpper;  // lines
+    static_assert(has_room(2 * kTogether, (16 << Format::kUpper) - 1));
     unroll<Format::kLines / kTogether>([&](auto part) {
       __m256i sums[kHalves][T];
       unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_si256(); });

@@ -1,4 +1,4 @@
-// A cache of codes by vpmaddwd, as in avx2_grouped.cpp.
+// A cache of codes by vpmaddwd, like the bytes of avx2_grouped.cpp.
 #include <cstring>
 
 #include "avx2_common.h"

@@ -51,7 +51,7 @@ FORERUN_INLINE __m256i widen_signed(__m256i bytes, int odd) {
   return _mm256_srai_epi16(odd ? bytes : _mm256_slli_epi16(bytes, 8), 8);
 }
 
-// The lower or upper ones of each byte.
+// The lower or upper nibble of each byte.
 FORERUN_INLINE __m256i nibbles(__m256i bytes, int upper) {
   const __m256i shifted = upper ? _mm256_srli_epi16(bytes, 4) : bytes;
   return _mm256_and_si256(shifted, _mm256_set1_epi8(15));
@@ -60,14 +60,20 @@ FORERUN_INLINE __m256i nibbles(__m256i bytes, int upper) {
 // Ends an addition here: else GCC makes the products of many lines first, and keeps them in memory.
 FORERUN_INLINE void end_addition(__m256i& sum) { asm("" : "+x"(sum)); }
 
-// sum += weight * value, both bytes of a pair together, in 16 bits: exact while the sum has room
-// there. Weights are unsigned and have few bits, as vpmaddubsw saturates.
+// Whether 16 bits have room for the products of so many quads of columns: in each lane two of a
+// weight up to `largest` and an activation.
+constexpr bool has_room(std::int64_t quads, int largest) {
+  constexpr int kLargestActivation = 128;
+  return quads * 2 * largest * kLargestActivation < 1 << 15;
+}
+
+// sum += weight * value, both bytes of a pair together: exact while the sum has room.
 FORERUN_INLINE void add_products(__m256i& sum, __m256i weight, __m256i value) {
   sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weight, value));
   end_addition(sum);
 }
 
-// Such sums of a quad's two pairs together, in 32 bits.
+// 32-bit sums of each quad's two 16-bit sums.
 FORERUN_INLINE __m256i sums_of_quads(__m256i sums) {
   return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
 }

@@ -1,8 +1,6 @@
 // int8 and int4. With bytes vpmaddubsw would saturate (2 * 255 * 127), so they are widened to 16
 // bits, the even and the odd ones apart, and multiplied by vpmaddwd: exact. Nibbles are multiplied
-// as bytes, and 32 columns of them summed up in 16 bits (8 * 2 * 15 * 127 < 2^15).
-#include <algorithm>
-
+// as bytes, and summed up in 16 bits for as many lines as have room there.
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -35,6 +33,7 @@ struct Nibbles {
   static constexpr bool kOffset = false;
   static constexpr int kPanelRows = 2;
   static constexpr std::int64_t kLines = 4;
+  static_assert(has_room(2 * kLines, 15));
 
   template <int T>
   static FORERUN_INLINE void multiply_line(__m256i (&sums)[kHalves][T], const std::uint8_t* w,
@@ -128,8 +127,9 @@ struct Avx2Grouped {
       });
       const std::uint32_t* x_head = x;
       x += 2 * T;
-      for (const std::int64_t end = std::min(i + a.group_lines, a.lines); i < end;) {
-        const std::int64_t lines = std::min(end - i, Format::kLines);
+      for (const std::int64_t end = i + a.group_lines; i < end && i < a.lines;) {
+        const std::int64_t left = (end < a.lines ? end : a.lines) - i;
+        const std::int64_t lines = left < Format::kLines ? left : Format::kLines;
         for (std::int64_t line = 0; line < lines; ++line, ahead += a.ahead.step)
           prefetch(ahead, w + line * kLine, a.ahead.near);
         Format::template multiply<T>(acc, w, x, lines);

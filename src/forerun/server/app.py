@@ -38,7 +38,7 @@ _NO_LIMITS = GateLimits()
 
 
 class ServerApp(FastAPI):
-    """FastAPI's, whose schema publishes no error that is never sent."""
+    """FastAPI application whose schema leaves out 422, and 401 for paths that need no key."""
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()

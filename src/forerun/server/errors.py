@@ -80,7 +80,7 @@ def published(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 EVERYWHERE = published(401, 403, 500, 503)
-"""Errors of all routes; those without a key do not send 401."""
+"""Errors of all routes; paths that need no key do not send 401."""
 WITH_BODY = published(400, 404, 408, 413, 415)
 """Further errors of routes that take a body."""
 

@@ -127,7 +127,7 @@ class Gate:
 
 
 async def check_type(request: HttpRequest) -> None:
-    """Refuse a body that is not JSON by its type; asked by routes, which know paths and methods first."""
+    """Refuse a body whose type is not JSON; a dependency of all routes, so that 404 and 405 come first."""
     given = request.headers.get("content-type", "").split(";")[0].strip().lower()
     # Without this a page elsewhere could post here without asking the browser first.
     if request.method == "POST" and given != "application/json":
