@@ -100,10 +100,10 @@ def call(command: str, options: Mapping[str, Any]) -> Result:
     Raises:
         UnknownNameError: for a command that does not exist or gives no result, or an unknown option.
     """
-    from forerun.cli.main import rows
+    from forerun.cli.main import COMMANDS
     from forerun.report.result import answer
 
-    known = {name: row for name, row in rows().items() if row.json}
+    known = {name: row for name, row in COMMANDS.items() if row.json}
     if command not in known:
         raise UnknownNameError("command", command, known)
     run, kind = _parts(known[command])

@@ -46,63 +46,7 @@ class Row(NamedTuple):
     json: bool = True
 
 
-class Group(NamedTuple):
-    """A group of commands in the table.
-
-    Args:
-        about: a line for the help.
-        rows: its commands.
-    """
-
-    about: str
-    rows: Mapping[str, Row]
-
-
-CommandTable = Mapping[str, Row | Group]
-"""Commands by name."""
-
-
-DIFFUSION = {
-    "bench": Row(
-        "forerun.diffusion.commands.bench",
-        "What each method costs and saves, and the roofline.",
-        example="forerun diffusion bench --methods speculative --steps 128",
-        assumed="all methods, with the small model of digits",
-        files=("plot",),
-    ),
-    "distill": Row(
-        "forerun.diffusion.commands.distill",
-        "Halve a model's steps by training, again and again.",
-        example="forerun diffusion distill --pipeline images --output few-steps",
-    ),
-    "sample": Row(
-        "forerun.diffusion.commands.sample",
-        "Make images or clips, with fewer passes if you like.",
-        example="forerun diffusion sample --method speculative --output digits.png",
-        assumed="ten digits of the small model that comes along",
-    ),
-}
-TRAIN = {
-    "data": Row(
-        "forerun.training.requests",
-        "Have a model write and answer prompts to train on.",
-        example="forerun train data smollm2 --keep-out questions.jsonl",
-        assumed="with texts that {model} writes, into {model}-data.jsonl",
-    ),
-    **{
-        kind: Row(
-            f"forerun.training.requests:train:{request}",
-            about,
-            example=f"forerun train {kind} smollm2 --minutes 60",
-        )
-        for kind, request, about in (
-            ("draft", "DraftModelRequest", "Train a draft model: a small one, distilled."),
-            ("eagle3", "Eagle3Request", "Train an EAGLE-3 head: a token a pass."),
-            ("medusa", "MedusaRequest", "Train Medusa's heads: all tokens from one state."),
-        )
-    },
-}
-COMMANDS: dict[str, Row | Group] = {
+COMMANDS: dict[str, Row] = {
     "bench": Row(
         "forerun.bench.request",
         "Which drafter pays for your model and prompts, and how much.",
@@ -129,9 +73,23 @@ COMMANDS: dict[str, Row | Group] = {
         assumed="with {model}",
         live=True,
     ),
-    "diffusion": Group(
-        "Diffusion models with fewer network passes, one way of them exact.",
-        DIFFUSION,
+    "diffusion bench": Row(
+        "forerun.diffusion.commands.bench",
+        "What each method costs and saves, and the roofline.",
+        example="forerun diffusion bench --methods speculative --steps 128",
+        assumed="all methods, with the small model of digits",
+        files=("plot",),
+    ),
+    "diffusion distill": Row(
+        "forerun.diffusion.commands.distill",
+        "Halve a model's steps by training, again and again.",
+        example="forerun diffusion distill --pipeline images --output few-steps",
+    ),
+    "diffusion sample": Row(
+        "forerun.diffusion.commands.sample",
+        "Make images or clips, with fewer passes if you like.",
+        example="forerun diffusion sample --method speculative --output digits.png",
+        assumed="ten digits of the small model that comes along",
     ),
     "export": Row(
         "forerun.export.requests:export",
@@ -179,10 +137,24 @@ COMMANDS: dict[str, Row | Group] = {
         files=("plot",),
         torch=False,
     ),
-    "train": Group(
-        "Train drafters for a model, from the model's own answers.",
-        TRAIN,
+    "train data": Row(
+        "forerun.training.requests",
+        "Have a model write and answer prompts to train on.",
+        example="forerun train data smollm2 --keep-out questions.jsonl",
+        assumed="with texts that {model} writes, into {model}-data.jsonl",
     ),
+    **{
+        f"train {kind}": Row(
+            f"forerun.training.requests:train:{request}",
+            about,
+            example=f"forerun train {kind} smollm2 --minutes 60",
+        )
+        for kind, request, about in (
+            ("draft", "DraftModelRequest", "Train a draft model: a small one, distilled."),
+            ("eagle3", "Eagle3Request", "Train an EAGLE-3 head: a token a pass."),
+            ("medusa", "MedusaRequest", "Train Medusa's heads: all tokens from one state."),
+        )
+    },
     "tune": Row(
         "forerun.bench.tune",
         "Which drafter and length to use for a model and your prompts.",
@@ -191,39 +163,37 @@ COMMANDS: dict[str, Row | Group] = {
         files=("html", "markdown"),
     ),
 }
-
-
-def rows() -> dict[str, Row]:
-    """Commands that answer a request, by the words that call them."""
-    single = {name: row for name, row in COMMANDS.items() if isinstance(row, Row)}
-    groups = {name: row for name, row in COMMANDS.items() if isinstance(row, Group)}
-    inner = {f"{name} {word}": row for name in groups for word, row in groups[name].rows.items()}
-    return single | inner
+"""Commands by the words that call them."""
+GROUPS = {
+    "diffusion": "Diffusion models with fewer network passes, one way of them exact.",
+    "train": "Train drafters for a model, from the model's own answers.",
+}
+"""Lines for the help on the first words that several commands share."""
 
 
 class LazyGroup(click.Group):
     """A group whose help imports none of its commands.
 
     Args:
-        table: its commands.
+        table: its commands, by the words behind the group's own.
     """
 
-    def __init__(self, name: str, table: CommandTable, **settings: Any) -> None:
+    def __init__(self, name: str, table: Mapping[str, Row], **settings: Any) -> None:
         super().__init__(name, **settings)
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.table)
+        return sorted({words.partition(" ")[0] for words in self.table})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.table:
-            return None
-        row = self.table[cmd_name]
-        if isinstance(row, Group):
-            return LazyGroup(cmd_name, row.rows, help=row.about)
-        from forerun.cli.commands import command_of  # Here: the help of a group needs no options.
+        if cmd_name in self.table:
+            # Here: the help of a group needs no options.
+            from forerun.cli.commands import command_of
 
-        return command_of(cmd_name, row)
+            return command_of(cmd_name, self.table[cmd_name])
+        split = ((words.partition(" "), row) for words, row in self.table.items())
+        inner = {rest: row for (first, _, rest), row in split if first == cmd_name}
+        return LazyGroup(cmd_name, inner, help=GROUPS[cmd_name]) if inner else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; `help COMMAND` is `COMMAND --help`."""
@@ -235,13 +205,16 @@ class LazyGroup(click.Group):
         if args[0] in FOREIGN_COMMANDS and ctx.parent is None:
             text = f"No such command {args[0]!r}: {FOREIGN_COMMANDS[args[0]]}."
             raise click.UsageError(text, ctx)
-        if args and not args[0].startswith("-") and args[0] not in self.table:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.table, ctx=ctx)
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=known, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        about = GROUPS | {name: row.about for name, row in self.table.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.table[name].about) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, about[name]) for name in names])
 
 
 def every_command(group: LazyGroup) -> Iterator[tuple[tuple[str, ...], click.Command]]:
