@@ -216,12 +216,3 @@ def _rows(kind: type) -> list[tuple[str, str]]:
 def given(ctx: click.Context, name: str) -> bool:
     """True if an option has a value that is not its default."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def flag_of(ctx: click.Context, name: str) -> str:
-    """An option as the user wrote it, such as `--no-speculative`; an argument by its name in the help."""
-    option = next(param for param in ctx.command.params if param.name == name)
-    if not isinstance(option, click.Option):
-        return f"the argument {option.human_readable_name.strip('[]')}"
-    negative = option.secondary_opts and ctx.params[name] is False
-    return option.secondary_opts[0] if negative else max(option.opts, key=len)

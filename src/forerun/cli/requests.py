@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from forerun.cli.options import Option, flag_of
+from forerun.cli.options import Option
 from forerun.errors import ConfigError, UnknownNameError
 from forerun.files import read_text
 from forerun.flag_values import KILO, joined, read_value
@@ -132,39 +132,40 @@ def read_given(ctx: click.Context, kind: type) -> Given:
     Raises:
         UsageError: for an argument that is missing, or given as a flag too.
     """
-    values, sources, written = dict[str, Any](), dict[str, int](), dict[str, str]()
+    values, sources = dict[str, Any](), dict[str, int]()
     for flag in flags_of(kind):
-        source = ctx.get_parameter_source(flag.name)
-        if source in _SOURCES:
-            values[flag.name] = ctx.params[flag.name]
-            sources[flag.name] = _SOURCES[source]
-        if flag.use.argument:
-            words = ctx.params[_ARGUMENT.format(flag.name)]
-            _take_argument(ctx, flag, words, values, sources, written)
-    return Given(values, sources, lambda name: written.get(name) or flag_of(ctx, name))
-
-
-def _take_argument(
-    ctx: click.Context,
-    flag: Flag,
-    words: tuple[str, ...],
-    values: dict[str, Any],
-    sources: dict[str, int],
-    written: dict[str, str],
-) -> None:
-    name = flag.name.upper()
-    if not words:
-        if flag.required and flag.name not in values:
+        word, source = _argument(ctx, flag), ctx.get_parameter_source(flag.name)
+        if word is not None:
+            values[flag.name], sources[flag.name] = word, FLAG
+        elif source in _SOURCES:
+            values[flag.name], sources[flag.name] = ctx.params[flag.name], _SOURCES[source]
+        elif flag.required and flag.use.argument:
             example = getattr(ctx.command, "example", "")
-            raise click.UsageError(f"Missing argument '{name}'. For example: {example}", ctx)
-        return
+            text = f"Missing argument '{flag.name.upper()}'. For example: {example}"
+            raise click.UsageError(text, ctx)
+    return Given(values, sources, partial(_as_written, ctx))
+
+
+def _argument(ctx: click.Context, flag: Flag) -> Any:
+    """The value of an option in its positional form; None if it is not given so."""
+    name, words = flag.name.upper(), ctx.params.get(_ARGUMENT.format(flag.name))
+    if not words:
+        return None
     if len(words) > 1:
         raise click.UsageError(f'{name} is several words; quote it: "{" ".join(words)}".', ctx)
-    if sources.get(flag.name) == FLAG:
+    if ctx.get_parameter_source(flag.name) is ParameterSource.COMMANDLINE:
         text = f"the argument {name} and --{flag.name} exclude each other; leave one out."
         raise click.UsageError(text, ctx)
-    values[flag.name], sources[flag.name] = words[0], FLAG
-    written[flag.name] = f"the argument {name}"
+    return words[0]
+
+
+def _as_written(ctx: click.Context, name: str) -> str:
+    """An option as the user wrote it, such as `--no-speculative`, or its argument."""
+    if ctx.params.get(_ARGUMENT.format(name)):
+        return f"the argument {name.upper()}"
+    option = next(param for param in ctx.command.params if param.name == name)
+    negative = option.secondary_opts and ctx.params[name] is False
+    return option.secondary_opts[0] if negative else max(option.opts, key=len)
 
 
 MOST_BYTES = 2**20
