@@ -9,13 +9,8 @@ from pydantic import Field
 
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
-from forerun.cli.prompt import (
-    make_prompt,
-    read_prediction,
-    read_prompt,
-    show_prompt,
-)
-from forerun.cli.session import keep, keep_what_there_is, open_session, restore
+from forerun.cli.prompt import make_prompt, read_prediction, read_prompt, show_prompt
+from forerun.cli.session import kept, open_session, restore
 from forerun.compression import Compression
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
@@ -140,7 +135,7 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
     from forerun.core import Hints
 
     if not request.quiet:
-        output.prompt(single.shown, apart=single.prompt.template)
+        output.prompt(_shown(content), apart=single.prompt.template)
     follow = _compare if request.compare else _complete
     return _result(request, follow(request, single, Hints(prediction=prediction), output))
 
@@ -202,8 +197,7 @@ def _load(
             checkpoint, choice, max_context=context, compression=request.compression
         )
     restore(engine, request.session, session)
-    shown = _shown(content)
-    return SingleRequest(request.model.model, engine, prompt, params, origins, shown)
+    return SingleRequest(request.model.model, engine, prompt, params, origins)
 
 
 def _say_how(request: GenerateRequest, single: SingleRequest) -> None:
@@ -231,22 +225,13 @@ def _complete(
         engine.watch_rounds(lambda done: rounds.append(Round.of(done)))
     outcome = Outcome(single, run, rounds=rounds)
     output.start(legend=request.speculative and not request.quiet)
-    try:
-        run.follow(output.event)
-    except BaseException as stopped:
-        run.stream.close()
+    with kept(engine, request.session):
         try:
-            if isinstance(stopped, KeyboardInterrupt):
-                output.finish(outcome, panel=not request.quiet)
-        finally:
-            keep_what_there_is(engine, request.session)
-        if isinstance(stopped, KeyboardInterrupt):
+            run.follow(output.event)
+        except KeyboardInterrupt:
+            output.finish(outcome, panel=not request.quiet)
             raise Interrupted(_result(request, outcome)) from None
-        raise
-    try:
         output.finish(outcome, panel=not request.quiet)
-    finally:
-        keep(engine, request.session)
     return outcome
 
 

@@ -59,7 +59,6 @@ class SingleRequest:
         prompt: as it is sent.
         params: sampling parameters.
         origins: origin of those that were not given, by name.
-        shown: text that stands before the answer.
     """
 
     model: str
@@ -67,7 +66,6 @@ class SingleRequest:
     prompt: SentPrompt
     params: SamplingParams
     origins: Mapping[str, str]
-    shown: str = ""
 
 
 @dataclass(frozen=True)

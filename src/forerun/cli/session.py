@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from forerun.cli.bars import waiting
@@ -65,9 +66,15 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
     say(f"session written to {file}: {what}")
 
 
-def keep_what_there_is(engine: Engine, file: str | None) -> None:
-    """Save the session of a run that was stopped; an error is printed, not raised."""
+@contextmanager
+def kept(engine: Engine, file: str | None) -> Iterator[None]:
+    """Write the session at the end of the block; where the block fails, an error of that is only said."""
     try:
-        keep(engine, file)
-    except ForerunError as error:
-        say(f"no session was written: {error}")
+        yield
+    except BaseException:
+        try:
+            keep(engine, file)
+        except ForerunError as error:
+            say(f"no session was written: {error}")
+        raise
+    keep(engine, file)
