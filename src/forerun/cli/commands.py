@@ -72,6 +72,8 @@ def command_of(name: str, row: Row) -> click.Command:
     about = (kind.__doc__ or "").partition("\n\nArgs:")[0]
     return Command(
         name,
+        row,
+        kind,
         params=[
             *params_of(kind),
             *(param for param in params_of(Files) if param.name in taken),
@@ -79,10 +81,6 @@ def command_of(name: str, row: Row) -> click.Command:
         ],
         callback=callback,
         help=f"{about}\n\n{cleandoc(getattr(kind, 'more', ''))}",
-        common=getattr(kind, "common", ()),
-        hidden=getattr(kind, "hidden", ()),
-        example=row.example,
-        assumed=row.assumed,
     )
 
 
@@ -141,9 +139,9 @@ def _check_files(files: Files) -> None:
     Raises:
         ConfigError: without matplotlib, or for a file of another kind or that cannot be written.
     """
-    for name in ("html", "markdown"):
-        if getattr(files, name) is not None:
-            check_writable(f"--{name}", getattr(files, name))
+    for name in ("html", "markdown", "plot"):
+        if (file := getattr(files, name)) is not None:
+            check_writable(f"--{name}", file)
     if files.plot is None:
         return
     from forerun.report.plot import FORMATS, format_of
@@ -153,7 +151,6 @@ def _check_files(files: Files) -> None:
     if format_of(files.plot) not in FORMATS:
         kinds = ", ".join(f".{kind}" for kind in FORMATS)
         raise ConfigError(f"--plot is {files.plot}; give a file name that ends in one of {kinds}.")
-    check_writable("--plot", files.plot)
 
 
 def give(result: Result, files: Files) -> int:

@@ -99,8 +99,7 @@ class Conversation:
 
     def set_system(self, text: str) -> None:
         """Set or replace the system message."""
-        self._drop_system()
-        self.messages.insert(0, {"role": "system", "content": text})
+        self.messages[: self._start] = [{"role": "system", "content": text}]
 
     @property
     def system(self) -> str | None:
@@ -123,9 +122,6 @@ class Conversation:
     def _start(self) -> int:
         """Index of the first turn."""
         return int(self.system is not None)
-
-    def _drop_system(self) -> None:
-        del self.messages[: self._start]
 
     def _continued(self, text: str) -> list[int] | None:
         """The tokens of a prompt that continues the last answer, with the answer's own tokens.

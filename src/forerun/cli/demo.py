@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.bars import bars, waiting
@@ -73,14 +73,17 @@ class DemoRequest:
     )
 
 
-def rates(comparisons: Iterable[Comparison]) -> tuple[float, float]:
+def _rates(comparisons: Iterable[Comparison]) -> dict[str, float]:
     """Tokens per second of all runs, plain and speculative, prompts included."""
     pairs = [pair for comparison in comparisons for pair in comparison.pairs]
-    sides = [pair.plain for pair in pairs], [pair.speculative for pair in pairs]
-    plain, speculative = (
-        sum(len(run.events) for run in side) / sum(run.seconds for run in side) for side in sides
-    )
-    return plain, speculative
+    sides = {
+        "plain_tokens_per_second": [pair.plain for pair in pairs],
+        "tokens_per_second": [pair.speculative for pair in pairs],
+    }
+    return {
+        name: sum(len(run.events) for run in runs) / sum(run.seconds for run in runs)
+        for name, runs in sides.items()
+    }
 
 
 def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
@@ -101,23 +104,15 @@ def run(request: DemoRequest, new_output: NewOutput = Output) -> Result:
     if max_tokens is None:
         max_tokens = CODE_TOKENS if ChatTemplate.of(engine.tokenizer) is None else ANSWER_TOKENS
     answers = dict(_answered(engine, max_tokens, new_output))
-    plain, speculative = rates(answers.values())
+    contents = [_content(kind, answer) for kind, answer in answers.items()]
     identical = all(answer.identical for answer in answers.values())
-    content = {
-        "method": engine.config.method,
-        "answers": [_content(kind, answer) for kind, answer in answers.items()],
-        "plain_tokens_per_second": plain,
-        "tokens_per_second": speculative,
-        "identical": identical,
-    }
-    lines = [
-        _line(kind, *rates([answer]), answer.speedup, bool(answer.identical))
-        for kind, answer in answers.items()
-    ]
+    total = {**_rates(answers.values()), "identical": identical}
+    speedup = total["tokens_per_second"] / total["plain_tokens_per_second"]
+    lines = [*contents, {"kind": "all", **total, "speedup": speedup}]
     return Result(
         settings={"max_tokens": max_tokens},
-        answers=[*lines, _line("all", plain, speculative, speculative / plain, identical)],
-        content=content,
+        answers=[_line(line) for line in lines],
+        content={"method": engine.config.method, "answers": contents, **total},
         exit_code=0 if identical else DEFECT_FOUND,
         device=engine.target.device,
     )
@@ -149,20 +144,22 @@ def _answered(
         yield kind, comparison_of(engine, token_ids, params, [first, *more])
 
 
-def _line(kind: str, plain: float, speculative: float, speedup: float, identical: bool) -> str:
-    same = "same tokens" if identical else "OTHER TOKENS"
-    return f"{kind:<11} plain {plain:5.0f} tokens/s, speculative {speculative:5.0f}: {speedup:.2f} x, {same}"
+def _line(content: Mapping[str, Any]) -> str:
+    """A sentence on an answer, or on all of them."""
+    same = "same tokens" if content["identical"] else "OTHER TOKENS"
+    return (
+        "{kind:<11} plain {plain_tokens_per_second:5.0f} tokens/s, speculative {tokens_per_second:5.0f}: "
+        "{speedup:.2f} x, {same}".format(**content, same=same)
+    )
 
 
 def _content(kind: str, answer: Comparison) -> dict[str, Any]:
     completion = answer.pairs[0].speculative.completion
-    plain, speculative = rates([answer])
     return {
         "kind": kind,
         "prompt": {**QUESTIONS, **BEGINNINGS}[kind],
         "text": completion.text,
-        "plain_tokens_per_second": plain,
-        "tokens_per_second": speculative,
+        **_rates([answer]),
         "speedup": answer.speedup,
         "identical": answer.identical,
         "stats": completion.stats.as_dict(),

@@ -62,7 +62,8 @@ def run(request: InfoRequest) -> Result:
     choice = choose(SpeculativeConfig(), model).config
     content = {
         "model": model,
-        **_of_checkpoint(checkpoint),
+        **{name: getattr(checkpoint.summary, name) for name in _SUMMARY},
+        "notes": list(checkpoint.notes),
         **_of_run(checkpoint, run),
         "known_draft": choice.model,
         "default_method": choice.method,
@@ -71,14 +72,6 @@ def run(request: InfoRequest) -> Result:
     }
     rows = [(Cell(name, style="bold"), text) for name, text in _rows(content, run).items()]
     return Result(content=content, tables=[Table.of("", ("", ""), rows, "ll")], device=run.device)
-
-
-def _of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    summary = checkpoint.summary
-    return {
-        **{name: getattr(summary, name) for name in _SUMMARY},
-        "notes": list(checkpoint.notes),
-    }
 
 
 def _of_run(checkpoint: Checkpoint, run: RunConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,9 @@ from forerun.files import CACHE_VARIABLE
 from forerun.flags import flags_of
 from forerun.foreign import LONG_WITH_ONE_DASH, advice, in_words, own_flag
 from forerun.progress import say
+
+if TYPE_CHECKING:
+    from forerun.cli.main import Row
 
 # Short flags; `-md` is llama.cpp's.
 SHORT = {
@@ -66,26 +69,18 @@ class Command(click.Command):
     """A command with headings in its help that accepts flags of other tools.
 
     Args:
-        common: options that --help shows, by name, while --help-all shows all; all if it is empty.
-        hidden: sections that the help leaves out.
-        example: a command line that works, shown if there are no arguments.
-        assumed: what the command does without arguments, where it does something; `{model}` is its model.
+        row: its row of the table of commands.
+        kind: class of its requests. It may name, as `common`, the options that --help shows, while
+            --help-all shows all, and as `hidden` sections that the help leaves out.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        common: Sequence[str] = (),
-        hidden: Sequence[str] = (),
-        example: str,
-        assumed: str = "",
-        **settings: Any,
-    ) -> None:
-        super().__init__(*args, **{"help": settings["callback"].__doc__, **settings})
-        self.example = example
+    def __init__(self, name: str, row: Row, kind: type, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.example, self._assumed = row.example, row.assumed
         self.context_settings["token_normalize_func"] = self._own_flag
-        self._assumed, self._common, self._hidden = assumed, common, hidden
-        if common:
+        self._common: Sequence[str] = getattr(kind, "common", ())
+        self._hidden: Sequence[str] = getattr(kind, "hidden", ())
+        if self._common:
             self.params.append(_help_all())
 
     @cached_property

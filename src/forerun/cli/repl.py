@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from forerun.cli.session import keep
 from forerun.cli.terminal import PlainOutput
 from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
-from forerun.files import MOST_BYTES, check_writable, reason, size_text, write_text
+from forerun.files import MOST_BYTES, check_writable, size_text, write_file
 from forerun.flag_values import read_value
 from forerun.flags import Flag, flags_of
 from forerun.measure.paired import Run
@@ -199,7 +200,6 @@ class Repl:
         try:
             run.follow(output.event)
         except KeyboardInterrupt:
-            run.stream.close()
             if not self._in_terminal:
                 output.end(run.completion.text)
                 raise
@@ -288,14 +288,9 @@ class Repl:
         if not file:
             raise PromptError("/save needs the name of a file.")
         check_writable("/save", file)
-        import json
-
-        content = json.dumps(self._conversation.messages, ensure_ascii=False, indent=2)
-        try:
-            write_text(file, content + "\n")
-        except OSError as error:
-            raise PromptError(f"{file} cannot be written: {reason(error)}.") from error
-        say(f"{counted(len(self._conversation.messages), 'message')} written to {file}")
+        messages = self._conversation.messages
+        content = json.dumps(messages, ensure_ascii=False, indent=2)
+        write_file(f"conversation of {counted(len(messages), 'message')}", file, content + "\n")
 
 
 def _read_setting(flag: Flag, text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,9 @@ class Value(click.ParamType[Any]):
         # bash offers files where no name fits, and forgets the names before them.
         path = self.flag.is_path or self.flag.name in PATHS
         files = [CompletionItem(incomplete, type="file")] if path else []
-        return files + matching(_names_of(self.flag), incomplete)
-
-
-def matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Completions: the names that begin with what is there."""
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-def _names_of(flag: Flag) -> Iterable[str]:
-    """Values that a shell offers for an option."""
-    return flag.inner.get("enum", ()) if flag.use.names is None else flag.use.names()
+        offered = self.flag.use.names
+        names = self.flag.inner.get("enum", ()) if offered is None else offered()
+        return files + [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def params_of(kind: type) -> Iterator[click.Parameter]:
@@ -84,27 +76,22 @@ def params_of(kind: type) -> Iterator[click.Parameter]:
 
 
 def option_of(flag: Flag) -> Option:
-    section, text, default = flag.use.section, flag.schema.get("description", ""), flag.default
+    text, default = flag.schema.get("description", ""), flag.default
+    how: dict[str, Any] = {"type": Value(flag)}
     if flag.kind == "boolean":
-        off, default = bool(default), bool(default)
-        return Option(flag.name, section, off=off, is_flag=True, default=default, help=text)
-    if flag.repeated:
+        how = {"off": bool(default), "is_flag": True, "default": bool(default)}
+    elif flag.repeated:
         several = flag.use.repeat or flag.kind == "object"
+        text += " Repeatable." if several else ""
         # Nothing is shown of an empty list.
         shown = _listed(default) if default else None
-        return Option(
-            flag.name,
-            section,
-            type=Value(flag),
-            multiple=several,
-            default=(shown,) if several and shown else shown,
-            help=f"{text} Repeatable." if several else text,
-            callback=partial(_join, flag),
-        )
-    how: dict[str, Any] = {"default": default, "show_default": flag.use.shown or True}
-    if flag.required and not flag.use.argument:
-        how = {"required": True}
-    return Option(flag.name, section, type=Value(flag), help=text, **how)
+        how |= {"multiple": several, "default": (shown,) if several and shown else shown}
+        how |= {"callback": partial(_join, flag)}
+    elif flag.required and not flag.use.argument:
+        how |= {"required": True}
+    else:
+        how |= {"default": default, "show_default": flag.use.shown or True}
+    return Option(flag.name, flag.use.section, help=text, **how)
 
 
 def _join(flag: Flag, ctx: click.Context, param: click.Parameter, value: Sequence[Any]) -> Any:
@@ -203,31 +190,25 @@ def read_config(path: Path, command: click.Command) -> dict[str, Any]:
         raise ConfigError(f"config file {path} cannot be read: nested too deep.") from None
     except ValueError as error:
         raise ConfigError(f"config file {path} cannot be read: {error}.") from error
-    flags = (option for option in command.params if isinstance(option, click.Option))
-    options = {p.name: p for p in flags if p.expose_value and p.name is not None}
+    options = {p.name: p for p in command.params if isinstance(p, Option) and p.expose_value}
     values = {}
     for key, value in content.items():
-        option = options.get(key.replace("-", "_"))
-        if option is None:
-            known = [name.replace("_", "-") for name in options]
+        name = key.replace("-", "_")
+        if name not in options:
+            known = [str(name).replace("_", "-") for name in options]
             raise UnknownNameError(f"key in {path}", key, known)
-        assert option.name is not None
-        values[option.name] = as_text(value, option, f"{key} in {path}")
+        values[name] = as_text(value, options[name], f"{key} in {path}")
     return values
 
 
-def _takes_list(kind: click.ParamType[Any]) -> bool:
-    return isinstance(kind, Value) and kind.flag.kind == "array"
-
-
-def as_text(value: Any, option: click.Parameter, where: str) -> str | list[str]:
+def as_text(value: Any, option: Option, where: str) -> str | list[str]:
     """A value as a flag's text, so that a file is read as strictly as the command line."""
-    repeatable = isinstance(option, click.Option) and option.multiple
     if isinstance(value, dict):
         raise ConfigError(f"{where} is a table; keys and values are flat here.")
     items = [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    if repeatable:
+    if option.multiple:
         return items
-    if isinstance(value, list) and not _takes_list(option.type):
+    takes_list = isinstance(option.type, Value) and option.type.flag.kind == "array"
+    if isinstance(value, list) and not takes_list:
         raise ConfigError(f"{where} is a list; give a single value.")
     return ",".join(items)
