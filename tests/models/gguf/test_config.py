@@ -168,6 +168,10 @@ def test_as_many_key_heads_as_heads_by_default(path: Path) -> None:
             {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 0.5},
             r"rope\.scaling\.attn_factor.*not read",
         ),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0},
+            r"rope\.scaling\.yarn_ext_factor.*not read",
+        ),
     ],
 )
 def test_rotary_embeddings_that_are_not_read(
@@ -175,6 +179,25 @@ def test_rotary_embeddings_that_are_not_read(
 ) -> None:
     write_model(path, metadata=metadata)
     with pytest.raises(UnsupportedModelError, match=message):
+        Checkpoint.open(path)
+
+
+def test_rotary_embeddings_of_other_families(path: Path) -> None:
+    """Phi-3's factors for long texts in a file of Llama's, and Llama's scaling in one of Phi-3's."""
+    factors = {
+        f"rope_factors_{length}.weight": np.ones(32, np.float32) for length in ("short", "long")
+    }
+    original = "rope.scaling.original_context_length"
+    write_model(path, metadata={f"llama.{original}": 64}, more=factors)
+    with pytest.raises(
+        UnsupportedModelError, match="llama whose layers or rotary embedding are not"
+    ):
+        Checkpoint.open(path)
+    yarn = {"type": "yarn", "factor": 4.0}
+    write_model(path, "phi3", metadata={f"phi3.rope.scaling.{key}": yarn[key] for key in yarn})
+    with pytest.raises(
+        UnsupportedModelError, match="phi3 whose layers or rotary embedding are not"
+    ):
         Checkpoint.open(path)
 
 

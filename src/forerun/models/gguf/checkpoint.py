@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from gguf import GGMLQuantizationType
 from forerun.errors import CheckpointError, UnsupportedModelError, shown
 from forerun.files import printable
 from forerun.interrupts import never_lost
-from forerun.models.architecture import Architecture, read_architecture
+from forerun.models.architecture import Architecture, native, read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import (
     DecoderConfig,
@@ -25,7 +24,7 @@ from forerun.models.config import (
     one_line,
     sampling_defaults,
 )
-from forerun.models.gguf.families import FAMILIES
+from forerun.models.gguf.families import FAMILIES, head_dim
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.gguf.source import (
     LONG_FREQUENCIES,
@@ -60,17 +59,18 @@ _NAMES = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
 }
-# These say what tensors show, or what no model of a family that is read goes by.
+_SCALING = "rope.scaling."
+_ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
+_YARN = {"beta_fast": f"{_SCALING}yarn_beta_fast", "beta_slow": f"{_SCALING}yarn_beta_slow"}
+# These say what tensors show, what no model of a family that is read goes by, or belong to another scaling.
 _HARMLESS = (
     *("vocab_size", "tensor_data_layout", "rope.scale_linear", "attention.layer_norm_epsilon"),
     *("attention.sliding_window", "expert_weights_norm", "expert_feed_forward_length"),
+    *(_SCALING + key for key in ("type", "factor", "original_context_length", "finetuned")),
+    *_YARN.values(),
 )
 # Values with which a number that is not read changes nothing, where they are not 0 or 1.
 _NEUTRAL = {"attention.causal": (True,)}
-_SCALING = "rope.scaling."
-_ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
-_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-_ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned", *_YARN.values())
 
 
 def read_gguf_config(header: GgufHeader) -> Any:
@@ -81,32 +81,41 @@ def read_gguf_config(header: GgufHeader) -> Any:
         UnsupportedModelError: for an architecture or a rotary embedding that forerun does not read.
     """
     path, metadata = header.path, header.metadata
-    family = _family(path, metadata)
-    values = _by_name(path, family, metadata)
+    own = _Keys(_family(path, metadata), metadata)
+    known, values = FAMILIES[own.family], _by_name(path, own)
     theta = values.pop("rope_theta", 10000.0)
     values |= {
         "vocab_size": _vocabulary(header),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_parameters": (_long_rope(header, family, values) or _rope(path, family, metadata))
-        | {"rope_theta": theta},
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
-    if family != "qwen2":
+    if own.family != "qwen2":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     check_layers(path, values["num_hidden_layers"])
-    own = _Keys(family, metadata)
-    values |= _own_values(path, family, own, values)
-    known = FAMILIES[family]
+    try:
+        rope = _long_rope(header, own, values) or _rope(path, own)
+        values["rope_parameters"] = rope | {"rope_theta": theta}
+        values |= known.values(own, values)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{path} lacks a number of {own.family} models, or holds a wrong one ({one_line(error)}); "
+            "download it again."
+        ) from None
     kind = known.experts if values.get("num_experts") else known.model_type
     config = DecoderConfig.of(path, kind, values)
     check_config(config, path)
+    if not native(config):
+        raise UnsupportedModelError(
+            f"{path} holds a model of architecture {own.family} whose layers or rotary embedding are not "
+            "those of its family. Take the original checkpoint in safetensors."
+        )
     shape = read_architecture(config)
     share = config.rope_parameters.get("partial_rotary_factor", 1)
     _check_heads(path, own, shape.head_dim, round(share * shape.head_dim))
-    _refuse_unread(path, family, own)
+    _refuse_unread(path, own)
     return config
 
 
@@ -114,11 +123,11 @@ class _Keys(dict[str, Any]):
     """Numbers of an architecture by their keys without its name, and those that have been asked for."""
 
     def __init__(self, family: str, metadata: Mapping[str, Any]) -> None:
-        prefix = f"{family}."
+        self.family, prefix = family, f"{family}."
         super().__init__(
             (k.removeprefix(prefix), v) for k, v in metadata.items() if k.startswith(prefix)
         )
-        self.read = {*_NAMES, *_HARMLESS, *(_SCALING + key for key in _ROPE_KEYS)}
+        self.read = {*_NAMES, *_HARMLESS}
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
@@ -129,51 +138,28 @@ class _Keys(dict[str, Any]):
         return super().get(key, default)
 
 
-def _own_values(path: Path, family: str, own: _Keys, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the config that only this architecture has."""
-    with _numbers_of(path, family):
-        return FAMILIES[family].values(own, values)
-
-
-@contextmanager
-def _numbers_of(path: Path, family: str) -> Iterator[None]:
-    """Arithmetic on an architecture's numbers, whose errors are the file's."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{path} lacks a number of {family} models, or holds a wrong one ({one_line(error)}); "
-            "download it again."
-        ) from None
-
-
-def _refuse_unread(path: Path, family: str, own: _Keys) -> None:
+def _refuse_unread(path: Path, own: _Keys) -> None:
     """Refuse a number that may change a forward and that nothing here has read.
 
     Raises:
         UnsupportedModelError: naming the key.
     """
     for key, value in own.items():
-        if key not in own.read and value not in _NEUTRAL.get(key, (0, 1, "", [])):
+        # 0 leaves no part of a scaling away.
+        usual: tuple[Any, ...] = (1,) if key.startswith(_SCALING) else (0, 1, "", [])
+        if key not in own.read and value not in _NEUTRAL.get(key, usual):
             raise UnsupportedModelError(
-                f"{path} sets {printable(family)}.{printable(key)} to {shown(value)}, which is not read. "
-                "Take the original checkpoint in safetensors."
+                f"{path} sets {printable(own.family)}.{printable(key)} to {shown(value)}, which is not "
+                "read. Take the original checkpoint in safetensors."
             )
 
 
-def _by_name(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(path: Path, own: _Keys) -> dict[str, Any]:
     """Values of the config by transformers' names."""
-    needed = [
-        *_REQUIRED,
-        *(["expert_used_count"] if metadata.get(f"{family}.expert_count") else []),
-    ]
-    if missing := [key for key in needed if f"{family}.{key}" not in metadata]:
-        raise CheckpointError(f"{path} lacks {family}.{missing[0]}; download it again.")
-    return {
-        name: metadata[f"{family}.{key}"]
-        for key, name in _NAMES.items()
-        if f"{family}.{key}" in metadata
-    }
+    needed = (*_REQUIRED, *(["expert_used_count"] if own.get("expert_count") else []))
+    if missing := [key for key in needed if key not in own]:
+        raise CheckpointError(f"{path} lacks {own.family}.{missing[0]}; download it again.")
+    return {name: own[key] for key, name in _NAMES.items() if key in own}
 
 
 def _check_heads(path: Path, own: _Keys, head_dim: int, turned: int) -> None:
@@ -221,55 +207,40 @@ def _vocabulary(header: GgufHeader) -> int:
     return embedding.shape[0]
 
 
-def _rope(path: Path, family: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(path: Path, own: _Keys) -> dict[str, Any]:
     """Kind and numbers of the rotary embedding, without theta, with llama.cpp's defaults.
 
     Raises:
-        UnsupportedModelError: for a kind or a number that is not read.
+        UnsupportedModelError: for a kind that is not read.
     """
-    prefix = f"{family}.{_SCALING}"
-    kind = metadata.get(f"{prefix}type", "linear")
+    kind = own.get(f"{_SCALING}type", "linear")
     if not isinstance(kind, str) or kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
             f"{path} scales its rotary embedding by {shown(kind)}; "
             f"{', '.join(_ROPE_KINDS)} are read. Take the original checkpoint in safetensors."
         )
-    read = {prefix + key for key in _ROPE_KEYS}
-    for key in metadata:
-        if key.startswith(prefix) and key not in read and metadata[key] != 1:
-            raise UnsupportedModelError(
-                f"{path} sets {shown(key)}, which is not read. Take the original checkpoint in "
-                "safetensors."
-            )
-    factor = metadata.get(f"{prefix}factor", metadata.get(f"{family}.rope.scale_linear", 0.0))
+    factor = own.get(f"{_SCALING}factor", own.get("rope.scale_linear", 0.0))
     if kind == "none" or factor in (0, 1):
         return {"rope_type": "default"}
     rope = {"rope_type": _ROPE_KINDS[kind], "factor": factor}
     if kind == "yarn":
-        usual = metadata[f"{family}.context_length"]
-        rope["original_max_position_embeddings"] = metadata.get(
-            f"{prefix}original_context_length", usual
-        )
-        rope |= {
-            name: metadata[prefix + key] for name, key in _YARN.items() if prefix + key in metadata
-        }
+        original = own.get(f"{_SCALING}original_context_length", own["context_length"])
+        rope["original_max_position_embeddings"] = original
+        rope |= {name: own[key] for name, key in _YARN.items() if key in own}
     return rope
 
 
-def _long_rope(header: GgufHeader, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _long_rope(header: GgufHeader, own: _Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     """Phi-3's rotary embedding for long texts; {} for files without its factors."""
     if header.tensors.keys().isdisjoint(LONG_FREQUENCIES.values()):
         return {}
-    with _numbers_of(header.path, family):
-        usual = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
-        rotated = header.metadata.get(f"{family}.rope.dimension_count", usual)
-        factors = long_rope_factors(header, rotated)
-    original = f"{family}.{_SCALING}original_context_length"
-    if original not in header.metadata:
-        raise CheckpointError(f"{header.path} lacks {original}; download it again.")
+    factors = long_rope_factors(header, own.get("rope.dimension_count", head_dim(values)))
+    original = f"{_SCALING}original_context_length"
+    if original not in own:
+        raise CheckpointError(f"{header.path} lacks {own.family}.{original}; download it again.")
     return {
         "rope_type": "longrope",
-        "original_max_position_embeddings": header.metadata[original],
+        "original_max_position_embeddings": own[original],
         **factors,
     }
 

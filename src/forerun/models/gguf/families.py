@@ -32,6 +32,12 @@ class GgufFamily:
     experts: str = ""
 
 
+def head_dim(values: Mapping[str, Any]) -> int:
+    """Values of a head, by the values that all have."""
+    size: int = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    return size
+
+
 def _layer_types(keys: Mapping[str, Any], layers: int, period: int) -> list[str]:
     """Kinds of layers: the last of each period sees all tokens."""
     pattern = keys.get("attention.sliding_window_pattern", period)
@@ -42,12 +48,11 @@ def _layer_types(keys: Mapping[str, Any], layers: int, period: int) -> list[str]
 
 def _gemma(keys: Mapping[str, Any], values: Mapping[str, Any], largest: int) -> dict[str, Any]:
     """Fields that Gemma 2 and 3 share; the models of `largest` layers scale scores by the hidden size."""
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    head_dim = values.get("head_dim", hidden // heads)
     large = values["num_hidden_layers"] == largest
+    by_hidden = values["hidden_size"] // values["num_attention_heads"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden // heads if large else head_dim,
+        "query_pre_attn_scalar": by_hidden if large else head_dim(values),
         "sliding_window": keys.get("attention.sliding_window"),
         "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
         "final_logit_softcapping": keys.get("final_logit_softcapping"),
@@ -97,11 +102,10 @@ def _smollm3(_: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phi3(keys: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    head_dim = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
-    rope = values["rope_parameters"]
+    rope, size = values["rope_parameters"], head_dim(values)
     if rope["rope_type"] == "longrope":
         rope = {**rope, "attention_factor": keys.get("rope.scaling.attn_factor")}
-    share = (keys.get("rope.dimension_count") or head_dim) / head_dim
+    share = (keys.get("rope.dimension_count") or size) / size
     return {
         # 0 in files of models without a window.
         "sliding_window": keys.get("attention.sliding_window") or None,
