@@ -17,7 +17,7 @@ from forerun.files import atomic_path, write_text
 from forerun.models.architecture import read_architecture
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import as_transformers
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 
 
 def write_checkpoint(name: str, directory: Path) -> Path:
@@ -45,7 +45,7 @@ def zoo_target(directory: Path, file: Path | None = None) -> Path:
     """
     if (directory / "model.safetensors").exists():
         return directory
-    checkpoint = Checkpoint.open(zoo_path() if file is None else file)
+    checkpoint = Checkpoint.open(packaged_path("zoo") if file is None else file)
     config, source = as_transformers(checkpoint.config), checkpoint.source()
     config.dtype, config.architectures = torch.bfloat16, ["Qwen3ForCausalLM"]
     directory.mkdir(parents=True, exist_ok=True)

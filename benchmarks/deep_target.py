@@ -37,7 +37,7 @@ from forerun.measure.questions import Question, in_turns, read_questions
 from forerun.models import Checkpoint
 from forerun.models.checkpoint import loading_once
 from forerun.models.gguf.header import GgufHeader
-from forerun.models.zoo import packaged_head, packaged_path, zoo_path
+from forerun.models.zoo import packaged_head, packaged_path
 from forerun.params import SamplingParams
 from forerun.report.machine import made_with
 from forerun.report.markdown import as_markdown
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    questions = sorted((zoo_path().parent / "questions").glob("*.jsonl"))
+    questions = sorted((packaged_path("zoo").parent / "questions").glob("*.jsonl"))
     parser.add_argument("--billions", type=float, default=0.5, help="parameters of the target")
     parser.add_argument("--dtype", default="auto", help="auto (as stored), int8 or int4")
     parser.add_argument("--questions", nargs="+", type=Path, default=questions, metavar="FILE")

@@ -22,7 +22,7 @@ from torch import Tensor
 from forerun.engine.engine import Engine
 from forerun.engine.load import load
 from forerun.files import atomic_path, write_text
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 from forerun.report.markdown import heading, line
 
 HEAD, EMBEDDING, WEIGHTS = "lm_head.weight", "model.embed_tokens.weight", "model.safetensors"
@@ -48,7 +48,7 @@ def distorted(share: float, directory: Path, source: Path | None = None) -> Path
         directory: where it is written.
         source: the checkpoint's directory, with one file of weights; None is the zoo's draft.
     """
-    source = zoo_path("zoo-draft") if source is None else source
+    source = packaged_path("zoo-draft") if source is None else source
     shutil.copytree(source, directory, dirs_exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     # The embedding stays as it is, and with it what the layers compute.

@@ -16,7 +16,7 @@ import numpy as np
 from forerun.errors import UnknownNameError
 from forerun.files import write_text
 from forerun.measure.questions import Question, read_questions
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 from forerun.options import check
 
 SETS = ("humaneval", "gsm8k", "mt_bench")
@@ -52,12 +52,12 @@ def write_questions(folder: Path) -> None:
 
 
 def _held_out(category: str) -> list[Question]:
-    read = read_questions([zoo_path().parent / "heldout.jsonl"])
+    read = read_questions([packaged_path("zoo").parent / "heldout.jsonl"])
     return [replace(question, category=category, source=category) for question in read]
 
 
 def _question_set(category: str) -> list[Question]:
-    return read_questions([zoo_path().parent / "questions" / f"{category}.jsonl"])
+    return read_questions([packaged_path("zoo").parent / "questions" / f"{category}.jsonl"])
 
 
 def _edits(category: str) -> list[Question]:

@@ -16,7 +16,7 @@ from forerun.core import Batch, FinishReason
 from forerun.measure.attribution import NUMERICS, first_difference
 from forerun.models import Checkpoint
 from forerun.models.config import as_transformers
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 from forerun.proof.effort import PARTS, Effort
 from forerun.proof.prompts import held_out_prompts
 from forerun.proof.proof import prove
@@ -40,7 +40,7 @@ def engine() -> forerun.Engine:
 
 
 def test_the_package_is_complete_and_small(prompts: list[str]) -> None:
-    package = zoo_path().parent
+    package = packaged_path("zoo").parent
     assert sum(path.stat().st_size for path in package.rglob("*") if path.is_file()) <= MOST_ZOO
     assert len(prompts) >= 150
     assert (package / "LICENSE.txt").exists()
@@ -61,7 +61,7 @@ def test_the_repository_travels() -> None:
 def test_transformers_loads_both_and_agrees(engine: forerun.Engine, prompts: list[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    target, draft = zoo_path("zoo"), zoo_path("zoo-draft")
+    target, draft = packaged_path("zoo"), packaged_path("zoo-draft")
     tokenizers = (
         AutoTokenizer.from_pretrained(target.parent, gguf_file=target.name),
         AutoTokenizer.from_pretrained(draft),

@@ -11,7 +11,7 @@ from benchmarks.deepened import layers_for, write_deep
 from benchmarks.groups.report import Figure, Setting, paired_ratio, spread
 from forerun.bench.peers.process import RemoteEngine
 from forerun.models.checkpoint import Checkpoint
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 from forerun.proof.prompts import held_out_prompts
 
 GROUP = 4
@@ -37,7 +37,7 @@ class Task:
 
 def run(setting: Setting) -> Iterator[Figure]:
     """Figures of the zoo's pair in bf16 and int8, and of the deeper target in int8."""
-    target, draft = str(zoo_target(setting.work / "zoo-target")), str(zoo_path("zoo-draft"))
+    target, draft = str(zoo_target(setting.work / "zoo-target")), str(packaged_path("zoo-draft"))
     task = _task(setting)
     for precision in ("bf16", "int8"):
         setting.progress(f"4: zoo {precision}")
@@ -47,8 +47,8 @@ def run(setting: Setting) -> Iterator[Figure]:
                 peers = setting.peers(GOALS[precision], target, precision, draft)
                 yield from _against(setting, ours, peers, task, "zoo bf16", GOALS[precision])
     setting.progress("4: the deeper target")
-    layers = layers_for(zoo_path(), DEEP_BILLIONS)
-    file = write_deep(zoo_path(), setting.work / f"zoo-{layers}-layers.gguf", layers)
+    layers = layers_for(packaged_path("zoo"), DEEP_BILLIONS)
+    file = write_deep(packaged_path("zoo"), setting.work / f"zoo-{layers}-layers.gguf", layers)
     deep = str(zoo_target(file.with_suffix(""), file))
     with setting.ours(deep, "int8", draft) as ours:
         size = ours.call("describe")["weight_bytes"]

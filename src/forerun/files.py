@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,13 @@ def cache_folder(name: str) -> Path:
     if asked:
         return Path(asked) / name
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / name
+
+
+def package_folder(name: str) -> Path | None:
+    """Folder of an installed package, found without importing it; None if it is not installed."""
+    spec = find_spec(name)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return next(map(Path, folders), None)
 
 
 @contextmanager
@@ -117,7 +125,6 @@ def read_text(
     error: type[ForerunError],
     *,
     most_bytes: int = MOST_BYTES,
-    remedy: str = "give a shorter one",
 ) -> str:
     """Text of a UTF-8 input file, character for character; a file named `.gz` is unpacked.
 
@@ -126,7 +133,6 @@ def read_text(
         what: name of the file in messages, before its path: `prompt file`.
         error: raised if the file cannot be read, is too long or not UTF-8.
         most_bytes: greatest length allowed.
-        remedy: advice in the message about a file that is too long.
     """
     where = f"{what} {printable(path)}"
     try:
@@ -139,18 +145,18 @@ def read_text(
     except ValueError as problem:  # A null byte in the name.
         raise error(f"{where} cannot be read: {problem}.") from problem
     if len(content) > most_bytes:
-        raise error(f"{where} is longer than {size_text(most_bytes)}; {remedy}.")
+        raise error(f"{where} is longer than {size_text(most_bytes)}; give a shorter one.")
     return decode(content, where, error)
 
 
-def read_stdin(error: type[ForerunError], *, most_bytes: int = MOST_BYTES) -> str:
-    """Text of standard input; `error` is raised unless it is UTF-8 and at most `most_bytes` long."""
+def read_stdin(error: type[ForerunError]) -> str:
+    """Text of standard input; `error` is raised unless it is UTF-8 and at most `MOST_BYTES` long."""
     try:
-        content = sys.stdin.buffer.read(most_bytes + 1)
+        content = sys.stdin.buffer.read(MOST_BYTES + 1)
     except OSError as problem:
         raise error(f"standard input cannot be read: {reason(problem)}.") from problem
-    if len(content) > most_bytes:
-        raise error(f"standard input is longer than {size_text(most_bytes)}; give less.")
+    if len(content) > MOST_BYTES:
+        raise error(f"standard input is longer than {size_text(MOST_BYTES)}; give less.")
     return decode(content, "standard input", error)
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.checkpoints import zoo_target
 from benchmarks.deepened import write_deep
 from forerun import load
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 from forerun.params import SamplingParams
 
 
@@ -26,7 +26,7 @@ def test_the_zoos_target_says_the_same_from_a_checkpoint(tmp_path: Path) -> None
 
 @pytest.mark.zoo
 def test_a_deeper_target_says_the_same_in_more_layers(tmp_path: Path) -> None:
-    file = write_deep(zoo_path(), tmp_path / "deep.gguf", 11)
+    file = write_deep(packaged_path("zoo"), tmp_path / "deep.gguf", 11)
     answers = []
     for path in (zoo_target(tmp_path / "own"), zoo_target(tmp_path / "deep", file)):
         engine = load(path, False, dtype="int8")

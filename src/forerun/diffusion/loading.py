@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from forerun.errors import (
     UnsupportedModelError,
     shown,
 )
-from forerun.files import is_regular, parse_json, printable, read_text
+from forerun.files import is_regular, package_folder, parse_json, printable, read_text
 
 INDEX = "model_index.json"
 _LIBRARIES = ("diffusers", "transformers")
@@ -161,12 +160,12 @@ def shipped(name: str) -> Path:
     Raises:
         CheckpointError: if forerun-zoo is not installed, or lacks it.
     """
-    package = find_spec("forerun_zoo")
-    if package is None or not package.submodule_search_locations:
+    folder = package_folder("forerun_zoo")
+    if folder is None:
         raise CheckpointError(
             f"{name!r} comes with forerun-zoo; run: pip install ./zoo in forerun's repository."
         )
-    path = Path(package.submodule_search_locations[0]) / "diffusion" / name
+    path = folder / "diffusion" / name
     if not path.exists():
         raise CheckpointError(f"the installed forerun-zoo has no diffusion model {name!r}.")
     return path

@@ -50,6 +50,8 @@ SCHEDULERS = {
     "euler_ancestral": "EulerAncestralDiscreteScheduler",
 }
 """Schedulers that can replace a pipeline's own, by name."""
+# Runs of a denoiser whose median is its time.
+_RUNS = 7
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,7 @@ def psnr(samples: Tensor, reference: Tensor) -> Interval:
 
 
 def runs_by_batch(
-    pipeline: Any, batches: Sequence[int], num_frames: int | None = None, times: int = 7
+    pipeline: Any, batches: Sequence[int], num_frames: int | None = None
 ) -> list[Row]:
     """Runs of a pipeline's denoiser by batch size, for a roofline.
 
@@ -336,7 +338,7 @@ def runs_by_batch(
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             call_denoiser(pipeline, batch, num_frames)
         call = partial(call_denoiser, pipeline, batch, num_frames)
-        seconds = statistics.median(seconds_of(call) for _ in range(times))
+        seconds = statistics.median(seconds_of(call) for _ in range(_RUNS))
         run = {"batch": batch, "flops": counter.get_total_flops(), "bytes": size}
         runs.append({**run, "seconds": seconds, "intensity": run["flops"] / size})
     report("batches", 1, 1)

@@ -15,6 +15,8 @@ from forerun.files import atomic_path
 
 _GAP = 1
 _GREY = 0.35
+# Time for which each frame of a clip is shown.
+_MILLISECONDS = 100
 
 
 def sheet(rows: Tensor, scale: int = 2) -> Any:
@@ -53,24 +55,22 @@ def save_sheet(rows: Tensor, path: Path, scale: int = 2) -> None:
         picture.save(temporary, format="PNG", optimize=True)
 
 
-def save_clips(rows: Tensor, path: Path, scale: int = 2, milliseconds: int = 100) -> None:
+def save_clips(rows: Tensor, path: Path) -> None:
     """Write clips side by side as one repeating GIF, atomically.
 
     Args:
         rows: clips `[rows, columns, F, C, H, W]` in [0, 1].
         path: path of the file.
-        scale: factor of enlargement, across and down.
-        milliseconds: time for which each frame is shown.
     """
     if rows.ndim != 6:
         raise ConfigError(f"clips are [rows, columns, F, C, H, W], got {list(rows.shape)}.")
-    frames = [sheet(rows[:, :, frame], scale) for frame in range(rows.shape[2])]
+    frames = [sheet(rows[:, :, frame]) for frame in range(rows.shape[2])]
     with atomic_path(path) as temporary:
         frames[0].save(
             temporary,
             format="GIF",
             save_all=True,
             append_images=frames[1:],
-            duration=milliseconds,
+            duration=_MILLISECONDS,
             loop=0,
         )

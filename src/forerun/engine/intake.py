@@ -12,7 +12,7 @@ from forerun.core import NO_HINTS, Hints, Request, Stats
 from forerun.engine.chat import ChatTemplate, Message, encode_text
 from forerun.engine.requests import Running
 from forerun.engine.text import Decoder, TextStream, Tokenizer
-from forerun.errors import ConfigError, ForerunError, PromptError, counted, shown
+from forerun.errors import ConfigError, PromptError, counted, shown
 from forerun.options import check, named
 from forerun.params import SamplingParams
 from forerun.randomness import fresh_seed
@@ -300,11 +300,11 @@ def repeated(value: T | Iterable[T], kind: type[T], count: int, what: str) -> li
     return values
 
 
-def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> list[Any]:
+def listed(value: Any, what: str) -> list[Any]:
     """The entries of a collection.
 
     Raises:
-        ForerunError: of the kind `error`, for text and for anything but a collection.
+        ConfigError: for text and for anything but a collection.
     """
     try:
         # A 0-d array claims to be iterable.
@@ -313,7 +313,7 @@ def listed(value: Any, what: str, error: type[ForerunError] = ConfigError) -> li
         problem = None
     except Exception as raised:
         problem = raised
-    raise error(f"{what} are {shown(value)}; put them into a list.") from problem
+    raise ConfigError(f"{what} are {shown(value)}; put them into a list.") from problem
 
 
 def _text(text: str, what: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forerun.errors import CheckpointError
-from forerun.files import atomic_path, cache_folder
+from forerun.files import atomic_path, cache_folder, package_folder
 
 
 class _Packaged(NamedTuple):
@@ -53,15 +52,6 @@ def is_zoo(name: Any) -> bool:
     return isinstance(name, str) and name in ZOO_MODELS
 
 
-def zoo_path(name: str = "zoo") -> Path:
-    """The GGUF file or the checkpoint directory of one of forerun's own models.
-
-    Raises:
-        CheckpointError: if the package is not installed.
-    """
-    return packaged_path(name)
-
-
 def is_packaged(name: Any) -> bool:
     """True if `name` is a packaged model, not a path or a hub id; a `Path` never is."""
     return isinstance(name, str) and name in PACKAGED
@@ -75,12 +65,11 @@ def packaged_path(name: str) -> Path:
     """
     package, path, installed_by, _, assembled = PACKAGED[name]
     # Found without an import, because a plugin's package imports its host.
-    spec = importlib.util.find_spec(package)
-    if spec and assembled:
+    folder = package_folder(package)
+    if folder is not None and assembled:
         return _assembled(package, path)
-    for directory in (spec and spec.submodule_search_locations) or ():
-        if (Path(directory) / path).exists():
-            return Path(directory) / path
+    if folder is not None and (folder / path).exists():
+        return folder / path
     raise CheckpointError(
         f"{name!r} is a model of the package {package.replace('_', '-')}, which is not installed; "
         f"run '{installed_by} or give --model."
@@ -115,10 +104,8 @@ def packaged_head(target: str, kind: str) -> Path | None:
         target: the target as the user named it.
         kind: kind of head, the method that drafts with it.
     """
-    spec = importlib.util.find_spec("forerun_zoo")
-    if is_packaged(target):
-        for directory in (spec and spec.submodule_search_locations) or ():
-            path = Path(directory) / "heads" / f"{target}-{kind}"
-            if path.is_dir():
-                return path
-    return None
+    folder = package_folder("forerun_zoo")
+    if folder is None or not is_packaged(target):
+        return None
+    path = folder / "heads" / f"{target}-{kind}"
+    return path if path.is_dir() else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import PromptError
 from forerun.measure.questions import read_questions
-from forerun.models.zoo import zoo_path
+from forerun.models.zoo import packaged_path
 
 
 def held_out_prompts() -> list[str]:
@@ -17,7 +17,7 @@ def held_out_prompts() -> list[str]:
     Raises:
         CheckpointError: if forerun-zoo is not installed.
     """
-    path = Path(zoo_path("zoo")).parent / "heldout.jsonl"
+    path = Path(packaged_path("zoo")).parent / "heldout.jsonl"
     return [question.opening for question in read_questions([path])]
 
 

@@ -76,8 +76,9 @@ def prove(
     started = perf_counter()
     effort = effort or Effort()
     _check_engine(engine)
-    _check_parts(effort, params)
     _check_room(engine, prompts, effort)
+    if params.greedy and set(effort.part) == {"statistics"}:
+        raise ConfigError(f"the statistics have nothing to do: {GREEDY_NOTE}")
     rule = engine.config.rejection_sample_method
     hints = predictions(engine, prompts, params, effort)
     outputs = effort.outputs(params, hints)
@@ -178,11 +179,6 @@ def _check_engine(engine: Engine) -> None:
             f"kv_method {engine.compression.kv_method!r} is approximate: what it evicts changes the "
             "output, so there is nothing to prove; leave it out."
         )
-
-
-def _check_parts(effort: Effort, params: SamplingParams) -> None:
-    if params.greedy and set(effort.part) == {"statistics"}:
-        raise ConfigError(f"the statistics have nothing to do: {GREEDY_NOTE}")
 
 
 def _check_room(engine: Engine, prompts: Sequence[list[int]], effort: Effort) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from forerun.errors import CheckpointError, shown
-from forerun.models.config import one_line
+from forerun.models.config import check_end_tokens, one_line
 from forerun.models.gguf.header import GgufHeader
 from forerun.models.tokenizer import byte_letters
 
@@ -210,13 +210,7 @@ def read_gguf_end_tokens(header: GgufHeader, vocab_size: int) -> frozenset[int]:
         named["eos_token_id"] = defaults.get("eos")
     given = [token for token in named.values() if token is not None]
     given += _ends_by_text(tokens) if isinstance(tokens, list) else []
-    for token in given:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise CheckpointError(
-                f"{header.path}: {shown(token)} ends a text; it must be a token id from 0 to "
-                f"{vocab_size - 1}."
-            )
-    return frozenset(given)
+    return check_end_tokens(given, str(header.path), vocab_size)
 
 
 def _byte_level(own: Mapping[str, Any], kinds: Mapping[int, int]) -> Tokenizer:
