@@ -29,7 +29,7 @@ from forerun.server.errors import ErrorBody
 from forerun.server.gate import OPEN, GateLimits
 from forerun.server.openai_responses import ResponsesBody
 from tests.helpers.examples import examples
-from tests.helpers.served import Client, client, served_engine, state_of, wait_for
+from tests.helpers.served import USER, Client, client, served_engine, state_of, wait_for
 
 STATE = state_of(served_engine(max_context=48))
 APP = build_app(STATE)
@@ -102,6 +102,39 @@ def test_refusals_before_a_route_are_published(limits: GateLimits, kind: str, st
             _published(response, operation)
             refused = path not in OPEN if status == 401 else status == 403 or method == "post"
             assert (response.status_code == status) == refused
+
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/completions": {"prompt": "w1"},
+    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    "/v1/responses": {"input": "w1"},
+}
+AS_JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "draining", "more", "status"),
+    [
+        ({"max_per_key": 0}, False, {}, 429),
+        # Grammars need a tokenizer that works on bytes, and this one on words.
+        ({}, False, dict.fromkeys(list(QUESTIONS)[:2], AS_JSON), 501),
+        ({}, True, {}, 503),
+        ({"deadline": 1e-6}, False, {}, 504),
+    ],
+    ids=lambda value: str(value) if type(value) is int else "",
+)
+def test_refusals_of_a_running_server_are_published(
+    limits: dict[str, Any], draining: bool, more: dict[str, Any], status: int
+) -> None:
+    state, paths = state_of(**limits), APP.openapi()["paths"]
+    with client(state) as one:
+        state.service.draining = draining
+        for path in more or QUESTIONS:
+            response = one.post(path, json=QUESTIONS[path] | more.get(path, {}))
+            assert response.status_code == status, (path, response.text)
+            _published(response, paths[path]["post"])
+        wait_for(lambda: state.service.open == 0)
 
 
 @pytest.mark.parametrize("method", ["trace", "put", "delete", "query", "post"])
