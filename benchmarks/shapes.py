@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,17 +31,29 @@ RANDOM_SHAPES = {
     "draft-50m": ModelShape(8, 512, 8, 8, 64, 1408, 49152, tied=True),
     "llama-110m": ModelShape(12, 768, 12, 12, 64, 2048, 32000),
     "llama-350m": ModelShape(24, 1024, 16, 16, 64, 2816, 32000),
+    # As sparse as Qwen3-30B-A3B: of 64 experts of a layer a token calls 4. 0.5 GB in int4.
+    "experts-1b": ModelShape(12, 1024, 16, 2, 64, 384, 32000, num_experts=64, experts_per_token=4),
     **{name: SHAPES[name] for name in ("qwen3-0.6b", "qwen3-4b")},
 }
 """Dimensions of models with random weights, by name."""
 
 
 def config_of(shape: ModelShape) -> Any:
-    """The config of transformers for a dense model: Qwen3's if the shape's name says so, else Llama's."""
-    from transformers import LlamaConfig, Qwen3Config
+    """The config of transformers: Qwen3's mixture for experts, Qwen3's if the name says so, else Llama's."""
+    from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    qwen = shape.name.startswith("qwen3")
-    kind: Any = Qwen3Config if qwen else LlamaConfig
+    family, kind = "Llama", cast(Any, LlamaConfig)
+    sparse: dict[str, Any] = {}
+    if shape.num_experts:
+        family, kind = "Qwen3Moe", Qwen3MoeConfig
+        sparse = {
+            "num_experts": shape.num_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.intermediate_size,
+            "norm_topk_prob": True,
+        }
+    elif shape.name.startswith("qwen3"):
+        family, kind = "Qwen3", Qwen3Config
     return kind(
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_layers,
@@ -52,10 +64,11 @@ def config_of(shape: ModelShape) -> Any:
         vocab_size=shape.vocab_size,
         max_position_embeddings=MAX_CONTEXT,
         tie_word_embeddings=shape.tied,
-        architectures=["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
+        architectures=[f"{family}ForCausalLM"],
         bos_token_id=None,
         eos_token_id=None,
         dtype=torch.bfloat16,
+        **sparse,
     )
 
 

@@ -48,6 +48,7 @@ from forerun.bench.roofline.report import (
     report_of,
     roof,
 )
+from forerun.core import Batch, ForwardOutput
 from forerun.costs.forwards import Limits, Traffic
 from forerun.costs.hardware import HARDWARE
 from forerun.costs.shapes import SHAPES, read_shape
@@ -116,6 +117,7 @@ def test_shapes_are_those_of_configs() -> None:
         ("draft-50m", 50.9),
         ("llama-110m", 134.1),
         ("llama-350m", 373.9),
+        ("experts-1b", 1000.6),
         ("qwen3-0.6b", 596.0),
     ],
 )
@@ -359,6 +361,24 @@ def test_a_filled_cache_is_read() -> None:
     assert torch.equal(run(model, long.cache, [[5]]).logits, once)
     with pytest.raises(RuntimeError):
         _native.kernels.fill_cache(timer.cache.native, 0, 10_000)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("tiny_shapes")
+def test_timed_forwards_draw_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal tokens would call the same experts, in one forward and in the next."""
+    model, seen = build("tiny", "fp32"), list[tuple[int, ...]]()
+    forward = model.forward
+
+    def watched(batch: Batch, cache: Any) -> ForwardOutput:
+        seen.append(tuple(batch.token_ids[0]))
+        return forward(batch, cache)
+
+    timer = Forwards(model, 32, 8)
+    monkeypatch.setattr(model, "forward", watched)
+    timer.pairs(8)
+    many = [ids for ids in seen if len(ids) == 8]
+    assert min(len(set(ids)) for ids in many) > 4
+    assert len(set(many)) == len(many) > 1
 
 
 def test_stored_weights_are_those_of_gguf_files(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
 
 import pytest
 
+from forerun.contracts import Cache, CausalLM
 from forerun.policies import calibration
 from forerun.policies.calibration import TOKENS, calibrate, convex, typical
 from tests.matrix import TARGET
@@ -24,6 +28,27 @@ def test_pauses_do_not_break_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(calibration, "perf_counter", clock)
     table = calibrate(TARGET, 2, 1.0).table
     assert all(table.seconds(n) > 0 for n in TOKENS)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_and_forwards_differ_in_their_tokens(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal tokens would call the same experts of a mixture, so that checking would seem to cost nothing."""
+    seen, run = list[Sequence[Sequence[int]]](), calibration._run
+
+    def watched(target: CausalLM, cache: Cache, token_ids: Sequence[Sequence[int]]) -> float:
+        seen.append(token_ids)
+        return run(target, cache, token_ids)
+
+    monkeypatch.setattr(calibration, "_run", watched)
+    monkeypatch.setattr(calibration, "perf_counter", partial(next, count(0.0, 1e-4)))
+    calibrate(TARGET, rows, 0.1)
+    longest = [ids for ids in seen if len(ids) == rows and len(ids[0]) == max(TOKENS)]
+    assert len(longest) > 1
+    assert len({str(ids) for ids in longest}) == len(longest)
+    assert all(len({tuple(row) for row in ids}) == rows for ids in longest)
+    assert all(len(set(row)) > 1 for ids in longest for row in ids)
 
 
 def true_seconds(tokens: int) -> float:

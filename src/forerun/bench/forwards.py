@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from time import perf_counter
 
 import torch
@@ -87,15 +89,17 @@ class Forwards:
 
     def __init__(self, model: CausalLM, context: int, longest: int) -> None:
         self.model, self.context = model, context
+        # Equal tokens would all call the same experts of a mixture, which then stay in the processor's cache.
+        self._drawn = partial(Random(0).choices, range(model.vocab_size))
         self.cache = model.new_cache(1, context + longest)
         if isinstance(model, CpuModel):
             _native.kernels.fill_cache(self.cache.native, 0, context)  # type: ignore[attr-defined]
         else:
-            prefill(model, self.cache, 0, _tokens(model, context))
+            prefill(model, self.cache, 0, self._drawn(k=context))
 
     def once(self, n: int) -> float:
         """Seconds of one forward of `n` tokens."""
-        token_ids = _tokens(self.model, n)
+        token_ids = self._drawn(k=n)
         started = perf_counter()
         self.model.forward(Batch.after(self.cache, [0], [token_ids]), self.cache)
         _finish(self.model)
@@ -113,15 +117,11 @@ class Forwards:
 def prefill_seconds(model: CausalLM, tokens: int = PREFILL_CHUNK) -> float:
     """Seconds of the keys and values of a prompt, without logits."""
     cache = model.new_cache(1, tokens)
-    ids = _tokens(model, tokens)
+    ids = [token % model.vocab_size for token in range(1, tokens + 1)]
     started = perf_counter()
     prefill(model, cache, 0, ids)
     _finish(model)
     return perf_counter() - started
-
-
-def _tokens(model: CausalLM, count: int) -> list[int]:
-    return [token % model.vocab_size for token in range(1, count + 1)]
 
 
 def _finish(model: CausalLM) -> None:

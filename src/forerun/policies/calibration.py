@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -74,10 +75,12 @@ def _timed(
     At least two numbers of tokens are timed, and all in turns as time allows.
     """
     cache = target.new_cache(size, CONTEXT + max(tokens))
-    text = [1 + place % (target.vocab_size - 1) for place in range(CONTEXT)]
-    _run(target, cache, [text] * size)
+    chance = Random(0)
+    # Equal tokens would all call the same experts of a mixture.
+    drawn = partial(chance.choices, range(target.vocab_size))
+    _run(target, cache, [drawn(k=CONTEXT) for _ in range(size)])
     turns: list[dict[int, float]] = []
-    started, chance, warm = perf_counter(), Random(0), set[int]()
+    started, warm = perf_counter(), set[int]()
     # Two distant numbers come first, in case time runs out.
     order = sorted(tokens, key=lambda count: (count not in (tokens[0], tokens[3]), count))
     for turn in range(1 + PASSES):
@@ -86,7 +89,7 @@ def _timed(
             done = warm if turn == 0 else set[int]().union(*turns)
             if len(done) >= 2 and perf_counter() - started > seconds * (turn + 1) / PASSES:
                 break
-            spent = _run(target, cache, [text[:1] * n] * size)
+            spent = _run(target, cache, [drawn(k=n) for _ in range(size)])
             for row in range(size):
                 cache.trim(row, CONTEXT)
             # The first forward of each is a warm-up.
