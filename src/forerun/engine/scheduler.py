@@ -114,7 +114,7 @@ class Scheduler:
 
     def _prefill(self, left: list[Running], round_seconds: float) -> None:
         left = sorted(left, key=_prompt_length)
-        oldest = min(left, key=_order)
+        oldest = min(left, key=lambda running: running.request.request_id)
         if self._overtaken == MOST_OVERTAKEN:
             left = [oldest, *(running for running in left if running is not oldest)]
         self._overtaken = 0 if left[0] is oldest else self._overtaken + 1
@@ -238,8 +238,6 @@ class Scheduler:
         Raises:
             ConfigError: if all rows are taken.
         """
-        if None not in self.rows:
-            raise ConfigError("all rows are taken; finish or cancel a request first.")
         row = self._best_row([])
         self.cache.trim(row, 0)
         running.request.row, running.in_rounds = row, False
@@ -270,8 +268,6 @@ class Scheduler:
         Raises:
             ConfigError: if all rows are taken.
         """
-        if None not in self.rows:
-            raise ConfigError("all rows are taken; finish or cancel a request first.")
         row = self._best_row(token_ids)
         self._empty(row)
         try:
@@ -332,8 +328,13 @@ class Scheduler:
 
         Tokens that the row loses count by the chance that their text goes on: a half for the row in
         use last, less for others. So a short request beside a conversation does not take its row.
+
+        Raises:
+            ConfigError: if all rows are taken.
         """
         free = [row for row in self._least_recent if self.rows[row] is None]
+        if not free:
+            raise ConfigError("all rows are taken; finish or cancel a request first.")
 
         def cost(row: int) -> float:
             same = self._namespaces[row] == namespace
@@ -388,10 +389,6 @@ class Scheduler:
         self.rows[row] = None
         if failure is not None:
             raise failure
-
-
-def _order(running: Running) -> int:
-    return running.request.request_id
 
 
 def _prompt_length(running: Running) -> int:

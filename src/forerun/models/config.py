@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -255,17 +255,10 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _is_deep(content: Any) -> bool:
-    level = [content]
-    for _ in range(DEEPEST):
-        level = [value for entry in level for value in _inside(entry)]
-    return bool(level)
-
-
-def _inside(entry: Any) -> Iterable[Any]:
-    if isinstance(entry, dict):
-        return entry.values()
-    return entry if isinstance(entry, list) else ()
+def _is_deep(entry: Any, levels: int = DEEPEST) -> bool:
+    """True if objects and lists are nested deeper than so many levels."""
+    inside = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
+    return any(levels == 1 or _is_deep(value, levels - 1) for value in inside)
 
 
 def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
@@ -372,7 +365,7 @@ def sampling_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: {error}") from None
     found: dict[str, Any] = {name: getattr(params, name) for name in chosen}
     if sample is False:
-        kept = ("repetition_penalty",)
-        found = {name: found[name] for name in kept if name in found}
+        # A penalty also changes what is most likely.
+        found = {name: found[name] for name in found if name == "repetition_penalty"}
         found["temperature"] = 0.0
     return found

@@ -108,13 +108,15 @@ class Endpoint:
                     raise self._refusal(path, error) from None
                 self.waits += 1
                 time.sleep(_seconds(error.headers.get("Retry-After")))
-            except TimeoutError:
-                raise self._slow() from None
-            except URLError as error:
-                if isinstance(error.reason, TimeoutError):
-                    raise self._slow() from None
+            except (TimeoutError, URLError) as error:
+                problem = error.reason if isinstance(error, URLError) else error
+                if isinstance(problem, TimeoutError):
+                    raise EndpointError(
+                        f"{self.url} took longer than {self.timeout:g} seconds; give it more by "
+                        "--request-timeout."
+                    ) from None
                 raise EndpointError(
-                    f"no server answers at {self.url} ({error.reason}); start it, or give its address."
+                    f"no server answers at {self.url} ({problem}); start it, or give its address."
                 ) from None
             except (HTTPException, OSError) as error:
                 raise EndpointError(
@@ -131,11 +133,6 @@ class Endpoint:
         request = HttpRequest(self.url + path, content, headers)
         response: HTTPResponse = urlopen(request, timeout=self.timeout)
         return response
-
-    def _slow(self) -> EndpointError:
-        return EndpointError(
-            f"{self.url} took longer than {self.timeout:g} seconds; give it more by --request-timeout."
-        )
 
     def _refusal(self, path: str, error: HTTPError) -> EndpointError:
         said = error.read().decode(errors="replace")

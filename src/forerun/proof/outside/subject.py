@@ -61,14 +61,14 @@ class Subject(ABC):
             EndpointError: if it is down, too slow, or refuses.
         """
 
-    @abstractmethod
     def margin(
         self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
     ) -> float | None:
         """Distance in log probability of the tokens of its own and another answer at an index.
 
-        None where it is not told.
+        By the alternatives that its own answer tells; None where it tells none.
         """
+        return margin_at(own, other, index, body)
 
     def stream(self, prompt: str, body: Body) -> Iterator[str]:
         """Pieces of an answer's text.
@@ -196,11 +196,6 @@ class ServerSubject(Subject):
             return [self._reply(*job) for job in jobs]
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda job: self._reply(*job), jobs))
-
-    def margin(
-        self, prompt: str, own: Spoken, other: Spoken, index: int, body: Body
-    ) -> float | None:
-        return margin_at(own, other, index, body)
 
     def stream(self, prompt: str, body: Body) -> Iterator[str]:
         for line in self.endpoint.lines(self.path, self.body(prompt, {**body, "stream": True})):
