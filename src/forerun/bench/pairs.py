@@ -270,8 +270,8 @@ class SettingFigures:
                 f"{side}stage_ms_per_token": stages(sides),
             }
         return content | {
-            "tokens_per_target_forward": _of(self.tokens_per_forward),
-            "mean_acceptance_length": _of(self.acceptance_length),
+            "tokens_per_target_forward": self.tokens_per_forward and vars(self.tokens_per_forward),
+            "mean_acceptance_length": self.acceptance_length and vars(self.acceptance_length),
             "identical": self.identical and self.identical[0],
             "comparable": self.identical and self.identical[1],
             "differences": dict(self.differences),
@@ -353,7 +353,3 @@ def _place(row: MeasuredPair) -> tuple[str, ...]:
 
 def _speedups(cell: SettingFigures, places: set[tuple[str, ...]]) -> list[float]:
     return [row.speedup for row in cell.rows if _place(row) in places]
-
-
-def _of(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else dict(vars(interval))

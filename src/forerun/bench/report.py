@@ -80,17 +80,17 @@ class BenchReport:
         return defects(self.cells)
 
     @cached_property
-    def paragraphs(self) -> list[tuple[str, Sequence[str]]]:
-        """The verdict and all that bears on it, most important first: sentences, with details of each."""
+    def paragraphs(self) -> list[Sentence]:
+        """The verdict and all that bears on it, most important first, without full stops."""
         several = len(self.verdicts) > 1
         advice = [
             (f"{verdict.where}: {verdict.advice}" if several else verdict.advice, verdict.details)
             for verdict in self.verdicts
         ]
         return [
-            *((text, ()) for text in self.defects),
-            *advice,
-            *((t, ()) for t in self.beside_peers),
+            *(Sentence(text, style="bold red") for text in self.defects),
+            *(Sentence(text, details, "bold") for text, details in advice),
+            *(Sentence(text, style="bold") for text in self.beside_peers),
         ]
 
     @cached_property
@@ -153,7 +153,7 @@ class BenchReport:
             "verdicts": [
                 {**vars(verdict), "details": list(verdict.details)} for verdict in self.verdicts
             ],
-            "sentences": ["; ".join([text, *details]) for text, details in self.paragraphs],
+            "sentences": ["; ".join([said.text, *said.details]) for said in self.paragraphs],
             "remarks": self.remarks,
             "exactness": dict(self.exactness),
             "peers": {name: dict(facts) for name, facts in self.peers.items()},
@@ -189,14 +189,12 @@ def tables(report: BenchReport) -> list[Table]:
 
 def result_of(report: BenchReport) -> Result:
     """The result of the command: verdict, tables, charts, and how it was measured."""
-    defects = [Sentence(f"{text}.", style="bold red") for text in report.defects]
-    advice = [Sentence(f"{text}.", details, "bold") for text, details in report.paragraphs]
     return Result(
         content=report.as_dict(),
-        answers=[*defects, *advice[len(defects) :]],
+        answers=[said._replace(text=f"{said.text}.") for said in report.paragraphs],
         tables=tables(report),
         notes=report.remarks,
-        exit_code=DEFECT_FOUND if defects else 0,
+        exit_code=DEFECT_FOUND if report.defects else 0,
         title="forerun bench",
         subject=report.model,
         figures=[_figure(report.whole, verdict) for verdict in report.verdicts],
