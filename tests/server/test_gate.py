@@ -43,7 +43,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"guided_json": {}}, "guided_json"),
         ({"typical_p": 0.4}, "typical_p"),
         ({"temprature": 1.0}, "temprature"),
-        ({"speculative": {"drafter": "x"}}, "speculative.SpeculativeBody.drafter"),
+        ({"speculative": {"drafter": "x"}}, "speculative.drafter"),
     ],
 )
 def test_unknown_fields_are_named(served: Client, body: dict[str, Any], param: str) -> None:
@@ -81,6 +81,31 @@ def test_bad_values_are_a_clients_mistake(served: Client, body: dict[str, Any]) 
     error = error_of(served.post("/v1/chat/completions", json={"messages": USER, **body}), 400)
     assert error["type"] == "invalid_request_error"
     assert served.state.service.open == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "forms"),
+    [
+        ({"stop": 3}, "stop", ["list", "string"]),
+        ({"stop": [3]}, "stop.0", ["string"]),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", ["string", "list"]),
+        ({"speculative": 3}, "speculative", ["boolean", "dictionary"]),
+        (
+            {"speculative": {"num_speculative_tokens": "3"}},
+            "speculative.num_speculative_tokens",
+            ["integer"],
+        ),
+        ({"temperature": "1", "top_p": "1"}, "temperature", ["number"]),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_names_the_field_and_all_that_it_takes(
+    served: Client, body: dict[str, Any], param: str, forms: list[str]
+) -> None:
+    error = error_of(served.post("/v1/chat/completions", json={"messages": USER, **body}), 400)
+    assert error["param"] == param
+    assert all(form in error["message"] for form in forms)
+    assert error["message"].count("Input should") == len(forms)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,6 +36,8 @@ FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
     information.add_routes,
 )
 _NO_LIMITS = GateLimits()
+# Names of the forms that a field takes several of, in pydantic's places: types and classes.
+_FORM = re.compile(r"str|int|float|bool|[A-Z].*|.*\[.*")
 
 
 class ServerApp(FastAPI):
@@ -104,18 +107,27 @@ async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
 
 
 def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:
-    """The first problem of a body; a field that is not served is named as unknown.
+    """The innermost problem of a body; a field that is not served is named as unknown.
+
+    A value that has none of the forms that its field takes has a problem for each.
 
     Args:
         skipped: steps of its place that are no field.
     """
+
+    def field_of(problem: Any) -> str | None:
+        steps = map(str, problem["loc"][skipped:])
+        return ".".join(step for step in steps if not _FORM.fullmatch(step)) or None
+
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-    problem = (unknown or problems)[0]
-    param = ".".join(str(step) for step in problem["loc"][skipped:]) or None
+    problem = max(unknown or problems, key=lambda other: len(other["loc"]))
+    param = field_of(problem)
     if unknown:
         message = f"Unknown parameter: '{param}'; docs/serve.md lists those that are served."
         return ApiError(400, message, param=param, code="unknown_parameter")
     if problem["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON.", code="invalid_json")
     code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{param or 'the body'}: {problem['msg']}.", param=param, code=code)
+    said = dict.fromkeys(other["msg"] for other in problems if field_of(other) == param)
+    message = f"{param or 'the body'}: {', or: '.join(said)}."
+    return ApiError(400, message, param=param, code=code)
