@@ -39,7 +39,7 @@ def score(
     tests = ScoreTests(random, groups)
     tests.add_surprise("emitted, by log probability", rows, chosen)
     tests.add_groups("emitted, by group", rows, chosen)
-    tests.add("round start, by draft", rows, chosen, -draft_rows / rows)
+    tests.add_leaning("round start, towards the draft", rows, draft_rows, chosen)
     return tests
 
 
@@ -98,7 +98,7 @@ def test_a_deviation_at_the_limit_is_caught(name: str, trials: int) -> None:
 def test_limits_fall_with_the_square_root_and_are_not_stated_after_few_outcomes() -> None:
     random = np.random.default_rng(6)
     groups = assign_groups(VOCAB, random)
-    few, many = (limits_after(count, groups, random) for count in (COUNT // 4, COUNT))
+    few, many = (limits_after(count, groups, random) for count in (COUNT, 4 * COUNT))
     for name in FAMILIES:
         ratio = few[name].total_variation / many[name].total_variation
         assert ratio == pytest.approx(2.0, rel=0.25)

@@ -9,13 +9,13 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize
 
-from forerun.proof.score_tests import SampledRows, ScoreTests
+from forerun.proof.score_tests import NUM_GROUPS, SampledRows, ScoreTests
 from forerun.theory.goodness_of_fit import (
     drawn_to,
     favoured,
     logs_of,
-    mean_smooth_scores,
     mean_total_variation,
+    odds_of,
     power,
     sharpened,
 )
@@ -28,7 +28,8 @@ _LARGEST = 0.25
 FAMILIES = {
     "temperature": "rows to a power, as when drawn at another temperature",
     "towards the draft": "rows mixed with the draft's, as when drafted tokens are accepted too easily",
-    "token group": "the odds of a group of tokens raised, as by a wrong mask or bias; the worst group",
+    "token group": f"the odds of one of {NUM_GROUPS} groups of tokens raised, as by a wrong mask or bias; "
+    "the worst group",
 }
 
 
@@ -96,10 +97,9 @@ def _by_log_probability(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
 
 
 def _by_draft(tests: ScoreTests, rows: Floats, draft_rows: Floats) -> tuple[str, float]:
-    name = "round start, by draft"
+    name = "round start, towards the draft"
     others = drawn_to(rows, draft_rows)
-    ratio = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
-    mean = mean_smooth_scores(rows, others, np.where(rows > 0, -ratio, np.inf))
+    mean = ((others - rows) * odds_of(rows, draft_rows)).sum(1).mean(keepdims=True)
     return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
 

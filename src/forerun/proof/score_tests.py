@@ -10,6 +10,7 @@ from forerun.theory.goodness_of_fit import (
     SMOOTH_DEGREES,
     ScoreTest,
     group_scores,
+    leaning_scores,
     mass_before,
     smooth_scores,
     surprise_scores,
@@ -17,7 +18,7 @@ from forerun.theory.goodness_of_fit import (
 )
 from forerun.theory.inputs import Floats, Ints
 
-NUM_GROUPS = 8
+NUM_GROUPS = 16
 # Number of rows of each kind in the sample for statements about power.
 SAMPLED_ROWS = 384
 
@@ -31,6 +32,8 @@ QUESTIONS = {
     "emitted, consecutive by rank": "the same in the order of probability",
     "round start, by draft": "the first token of a round follows the target's row, in the order "
     "of the draft's preference",
+    "round start, towards the draft": "the first token of a round is one that the draft favours as often "
+    "as the target's row says",
     "drafted, by id": "each drafted token follows the row that was recorded for it",
     "drafted, by rank": "the same in the order of probability",
     "drafted, consecutive": "a drafted token is independent of the one drafted after it",
@@ -72,6 +75,10 @@ class ScoreTests:
     def add_surprise(self, name: str, rows: Floats, chosen: Ints) -> None:
         """Add outcomes and their rows to a test of log probabilities."""
         self.named(name, 1).add(*surprise_scores(rows, chosen))
+
+    def add_leaning(self, name: str, rows: Floats, draft_rows: Floats, chosen: Ints) -> None:
+        """Add outcomes and the rows of target and draft to a test of the draft's odds."""
+        self.named(name, 1).add(*leaning_scores(rows, draft_rows, chosen))
 
     def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
         """Add pairs of transforms, [N] and [N], to a test of independence.
