@@ -86,7 +86,7 @@ def _engine_of_tests() -> Iterator[None]:
         note(self, error, running)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "PASSES", 6)
+        patch.setattr(calibration, "PASSES", 3)
         patch.setattr(GuardedDrafter, "_note", raising)
         yield
 

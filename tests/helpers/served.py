@@ -56,16 +56,23 @@ def byte_tokenizer(template: str | None) -> Any:
     return tokenizer
 
 
+@cache
+def _byte_models(size: int, context: int) -> tuple[ToyModel, ToyModel]:
+    return (
+        LayeredToyModel(size, max_context=context),
+        ToyModel(size, noise=0.3, max_context=context),
+    )
+
+
 def byte_engine(
     case: DrafterCase | None = None, template: str | None = CHATML, context: int = 512
 ) -> Engine:
     """An engine whose model writes bytes at random, drafted for as in a case of the matrix."""
     tokenizer = byte_tokenizer(template)
-    size = len(tokenizer)
-    target = LayeredToyModel(size, max_context=context)
+    target, draft = _byte_models(len(tokenizer), context)
     config, drafter = dict[str, Any](), None
     if case is not None:
-        drafter = case.drafter_for(target, ToyModel(size, noise=0.3, max_context=context))
+        drafter = case.drafter_for(target, draft)
         config = {"draft_sample_method": case.draft_sample_method, **case.config}
     return Engine(
         target,

@@ -106,19 +106,28 @@ def test_an_application_is_built_of_options_and_those_of_its_deployment() -> Non
         assert one.post("/v1/completions", json=BODY).is_success
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", None])
-def test_an_address_that_others_reach_needs_a_key(ray: Listen, host: str | None) -> None:
+# Keys as `serve run` passes them, and as a file of configuration does.
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ("0.0.0.0", "secret"),
+        ("10.0.0.7", ["other", "secret"]),
+        ("::", "secret"),
+        (None, ["other", "secret"]),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_key(
+    ray: Listen, host: str | None, key: str | list[str]
+) -> None:
     ray(host)
     with pytest.raises(ForerunError, match=host or "unknown address"):
         Replica(OPTIONS)
-    # As `serve run` passes it, and as a file of configuration does.
-    for key in ("secret", ["other", "secret"]):
-        replica = Replica({**OPTIONS, "api_key": key})
-        with TestClient(replica.__serve_build_asgi_app__(), base_url="http://anywhere") as one:
-            for own in ({}, {"Authorization": "Bearer secre"}, {"X-Api-Key": "wrong"}):
-                assert one.post("/v1/completions", json=BODY, headers=own).status_code == 401
-            own = {"Authorization": "Bearer secret"}
-            assert one.post("/v1/completions", json=BODY, headers=own).is_success
+    replica = Replica({**OPTIONS, "api_key": key})
+    with TestClient(replica.__serve_build_asgi_app__(), base_url="http://anywhere") as one:
+        for own in ({}, {"Authorization": "Bearer secre"}, {"X-Api-Key": "wrong"}):
+            assert one.post("/v1/completions", json=BODY, headers=own).status_code == 401
+        own = {"Authorization": "Bearer secret"}
+        assert one.post("/v1/completions", json=BODY, headers=own).is_success
 
 
 @pytest.mark.filterwarnings("ignore")

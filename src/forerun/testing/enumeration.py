@@ -95,12 +95,14 @@ def _explore(
 def _signature(
     run: Callable[[Randomness], T], sign: Sign[T], chosen: tuple[float, ...]
 ) -> Hashable:
-    """The keys drawn and the result, for each filler in place of later numbers."""
+    """The keys drawn and the result, for each filler in place of later numbers if there are any."""
     seen: list[Hashable] = []
     for filler in _FILLERS:
         numbers = ChosenNumbers(chosen, filler)
         result = run(numbers)
         seen.append((tuple(numbers.drawn), sign(result)))
+        if len(numbers.drawn) <= len(chosen):
+            break
     return tuple(seen)
 
 

@@ -28,7 +28,7 @@ from forerun.testing.enumeration import (
     target_distribution,
     target_rows,
 )
-from forerun.verification import verify_one
+from forerun.verification import TargetRows, verify_one
 from forerun.verification.decision import DecisionRule
 
 # Largest deviation due to rounding, in float64 over distributions of a few hundred sequences.
@@ -182,9 +182,10 @@ def from_outside(rule: Verifier) -> Emit:
 
     def emit(draft: Draft, probs: torch.Tensor) -> Outcomes:
         request = Request(0, [0], 1, SamplingParams(), seed=0)
+        rows = TargetRows.of_probs([probs], [draft], [request])
 
         def run(randomness: Randomness) -> tuple[int, ...]:
-            verdict = verify_one(rule, draft, probs, request, randomness)
+            [verdict] = rule.verify([draft], rows, [request], randomness)
             _check_verdict(rule, draft, verdict)
             return verdict.token_ids
 

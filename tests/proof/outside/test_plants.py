@@ -22,12 +22,15 @@ from tests.helpers.served import listening, state_of
 
 PROMPTS = ["w1 w2 w1 w2 w3 w4", "w3 w5 w1 w1 w9 w8"]
 OFF = '{"speculative": false}'
-# Tokens within which every plant is caught; the first two leave an alarm after some thousand.
+# Tokens within which every plant is caught.
 BUDGET = 8000
+# Slow to be caught, so with parameters under which they change much.
 LONG = {
-    "skips the residual",
-    "ignores top-p in the draft's row",
-    "forgets the bonus token's penalties",
+    "skips the residual": SamplingParams(temperature=0.7, presence_penalty=0.8),
+    "ignores top-p in the draft's row": SamplingParams(temperature=1.0, top_p=0.3),
+    "forgets the bonus token's penalties": SamplingParams(
+        temperature=1.0, presence_penalty=2.0, frequency_penalty=2.0
+    ),
 }
 
 
@@ -63,7 +66,7 @@ def proof_of(
     [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PLANTS],
 )
 def test_a_plant_is_caught_by_the_references_rows(name: str) -> None:
-    proof = proof_of(PLANTS[name]())
+    proof = proof_of(PLANTS[name](), LONG.get(name, SAMPLED))
     assert proof.rows is not None
     assert proof.rows.alarm
     # The server without speculation follows the rows, so the alarm is speculation's.
@@ -122,7 +125,7 @@ def test_a_server_without_a_plant_passes() -> None:
 def test_ten_servers_without_a_plant_pass(method: str) -> None:
     """The chance of a false alarm among ten is 0.1 at most, and small for always-valid evidence."""
     for seed in range(10):
-        proof = proof_of(engine_of(method=method), seed=seed, num_tokens=800)
+        proof = proof_of(engine_of(method=method), seed=seed, num_tokens=400)
         assert proof.rows is not None
         assert proof.rows.tells_origins
         assert not proof.rows.alarm
