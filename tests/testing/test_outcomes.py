@@ -47,3 +47,13 @@ def test_a_number_drawn_twice_is_the_same_number() -> None:
 def test_noise_cannot_be_enumerated() -> None:
     with pytest.raises(NoiseError, match="uniforms"):
         outcomes(lambda source: source.gumbel(0, 1, 3), str)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.6), (0.1, 0.2)])
+def test_an_edge_that_only_a_later_number_shows_is_found(low: float, high: float) -> None:
+    def run(source: Randomness) -> bool:
+        bound = low if draw(source, 0) < 0.3 else high
+        return draw(source, 1) < bound
+
+    share = sum(share for share, is_below in outcomes(run, bool) if is_below)
+    assert share == pytest.approx(0.3 * low + 0.7 * high, abs=1e-13)
