@@ -73,6 +73,7 @@ def command_line(cli: Cli, write: Write, name: str) -> tuple[str, ...]:
     ],
 )
 def test_no_line_is_wider_than_the_terminal(
+    few_cases: None,
     cli: Cli,
     write: Write,
     monkeypatch: pytest.MonkeyPatch,

@@ -154,7 +154,7 @@ CASES = {case.name: case for case in DRAFTERS}
     ("name", "drafter", "thinks"),
     [
         ("hermes", "draft_model", False),
-        ("hermes", "ngram", True),
+        pytest.param("hermes", "ngram", True, marks=pytest.mark.slow),
         pytest.param("hermes", "eagle3-tree", False, marks=pytest.mark.slow),
         ("qwen3_coder", "suffix", True),
         ("mistral", "medusa", False),

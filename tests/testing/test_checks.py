@@ -224,7 +224,7 @@ def test_not_a_number_is_a_deviation() -> None:
             return super().decide(draft, target_probs * torch.nan)
 
     with pytest.raises(ExactnessError):
-        check_verifier(Broken())
+        check_verifier(Broken(), FEW_CASES)
 
 
 class Bare:
