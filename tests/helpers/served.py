@@ -57,7 +57,7 @@ def byte_tokenizer(template: str | None) -> Any:
 
 
 @cache
-def _byte_models(size: int, context: int) -> tuple[ToyModel, ToyModel]:
+def _byte_models(size: int, context: int) -> tuple[LayeredToyModel, ToyModel]:
     return (
         LayeredToyModel(size, max_context=context),
         ToyModel(size, noise=0.3, max_context=context),
