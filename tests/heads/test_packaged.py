@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from forerun import load
 from forerun.models.zoo import packaged_head
 from forerun.params import SamplingParams
