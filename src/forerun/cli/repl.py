@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.conversation import Conversation
+from forerun.cli.main import WRONG_USE
 from forerun.cli.outcome import Outcome, SingleRequest, summary
 from forerun.cli.output import NewOutput
 from forerun.cli.prompt import show_prompt
@@ -22,14 +23,13 @@ from forerun.core import FinishReason
 from forerun.errors import ForerunError, PromptError, UnknownNameError, counted
 from forerun.files import MOST_BYTES, check_writable, size_text, write_file
 from forerun.flag_values import read_value
-from forerun.flags import Flag, flags_of
+from forerun.flags import flags_of
 from forerun.measure.paired import Run
 from forerun.progress import say
 
 if TYPE_CHECKING:
     from forerun.cli.chat import ChatRequest
 
-WRONG_USE = 2
 MARK = "> "
 QUOTES = '"""'
 ENDS = ("/bye", "/exit", "/quit", "exit")
@@ -256,14 +256,16 @@ class Repl:
 
     def _set(self, text: str) -> None:
         name, _, value = text.removeprefix("parameter ").strip().partition(" ")
-        name = name.replace("-", "_")
+        name, value = name.replace("-", "_"), value.strip()
         # The sampling parameters that are options of the command.
         options = flags_of(type(self._request))
         flags = {flag.name: flag for flag in options if flag.path[0] == "sampling"}
         if name not in flags:
             raise UnknownNameError("parameter", name, flags)
+        may_be_none = {"type": "null"} in flags[name].schema.get("anyOf", ())
         try:
-            read = _read_setting(flags[name], value.strip())
+            is_none = may_be_none and value.lower() == NONE
+            read = None if is_none else read_value(flags[name], value)
         except ValueError as error:
             raise PromptError(f"/set {name}: {error}") from error
         single = self._single
@@ -291,14 +293,3 @@ class Repl:
         messages = self._conversation.messages
         content = json.dumps(messages, ensure_ascii=False, indent=2)
         write_file(f"conversation of {counted(len(messages), 'message')}", file, content + "\n")
-
-
-def _read_setting(flag: Flag, text: str) -> Any:
-    """The value of a parameter from text; `none` is None if the parameter allows it.
-
-    Raises:
-        ValueError: saying what is wrong with it.
-    """
-    if text.lower() == NONE and {"type": "null"} in flag.schema.get("anyOf", ()):
-        return None
-    return read_value(flag, text)
