@@ -51,29 +51,33 @@ struct Avx2Blocks {
 
   template <int T>
   static FORERUN_INLINE void multiply(const TileArgs& a, Position& at, __m256i (&acc)[kHalves][T]) {
-    unroll_halves<T>([&](auto h, auto t) {
+    unroll_halves<T>([&](auto h, auto t) FORERUN_INLINE_BODY {
       acc[h][t] = _mm256_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
     });
     at.x += 2 * T;
     const std::uint8_t* upper = Format::kUpper > 0 ? next_line(a, at) : nullptr;
     constexpr int kTogether = 4 >> Format::kUpper;  // lines
     static_assert(has_room(2 * kTogether, (16 << Format::kUpper) - 1));
-    unroll<Format::kLines / kTogether>([&](auto part) {
+    unroll<Format::kLines / kTogether>([&](auto part) FORERUN_INLINE_BODY {
       __m256i sums[kHalves][T];
-      unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_si256(); });
-      unroll<kTogether>([&](auto i) {
+      unroll_halves<T>([&](auto h, auto t)
+                           FORERUN_INLINE_BODY { sums[h][t] = _mm256_setzero_si256(); });
+      unroll<kTogether>([&](auto i) FORERUN_INLINE_BODY {
         const std::uint8_t* line = next_line(a, at);
-        unroll<2>([&](auto high) {
+        unroll<2>([&](auto high) FORERUN_INLINE_BODY {
           constexpr int kQuad = 2 * (part * kTogether + i) + high;
           __m256i weight[kHalves];
-          unroll<kHalves>([&](auto h) { weight[h] = codes(load_half(line, h), upper, h, kQuad); });
-          unroll<T>([&](auto t) {
+          unroll<kHalves>([&](auto h) FORERUN_INLINE_BODY {
+            weight[h] = codes(load_half(line, h), upper, h, kQuad);
+          });
+          unroll<T>([&](auto t) FORERUN_INLINE_BODY {
             const __m256i value = _mm256_set1_epi32(static_cast<int>(at.x[kQuad * T + t]));
-            unroll<kHalves>([&](auto h) { add_products(sums[h][t], weight[h], value); });
+            unroll<kHalves>(
+                [&](auto h) FORERUN_INLINE_BODY { add_products(sums[h][t], weight[h], value); });
           });
         });
       });
-      unroll_halves<T>([&](auto h, auto t) {
+      unroll_halves<T>([&](auto h, auto t) FORERUN_INLINE_BODY {
         acc[h][t] = _mm256_add_epi32(acc[h][t], sums_of_quads(sums[h][t]));
       });
     });
@@ -85,7 +89,7 @@ struct Avx2Blocks {
                                        const std::uint8_t* scales, int group,
                                        const std::uint32_t* x_head, __m256 (&sums)[kHalves][T]) {
     constexpr int kBytes = Format::kOffset ? 2 : 1;
-    unroll<kHalves>([&](auto h) {
+    unroll<kHalves>([&](auto h) FORERUN_INLINE_BODY {
       const __m256i factors = load_half(head, h);
       const __m256i steps = load_half(scales, h);
       const __m256 w_scale =
@@ -96,7 +100,7 @@ struct Avx2Blocks {
           Format::kOffset
               ? _mm256_mul_ps(byte_of(steps, false, kBytes * group + 1), half_of(factors, 1))
               : w_scale;
-      unroll<T>([&](auto t) {
+      unroll<T>([&](auto t) FORERUN_INLINE_BODY {
         __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[h][t]), w_scale);
         if (Format::kOffset) part = _mm256_fmadd_ps(in_all_lanes(x_head[t]), w_offset, part);
         sums[h][t] = _mm256_fmadd_ps(part, in_all_lanes(x_head[T + t]), sums[h][t]);
@@ -107,7 +111,7 @@ struct Avx2Blocks {
   template <int T>
   FORERUN_FLATTEN static void run(const TileArgs& a) {
     __m256 sums[kHalves][T];
-    unroll_halves<T>([&](auto h, auto t) { sums[h][t] = _mm256_setzero_ps(); });
+    unroll_halves<T>([&](auto h, auto t) FORERUN_INLINE_BODY { sums[h][t] = _mm256_setzero_ps(); });
     const std::uint8_t* turn = a.weights + a.ahead.switch_line * kLine;
     Position at = {a.weights, static_cast<const std::uint32_t*>(a.panel), a.ahead.first};
     for (std::int64_t left = a.lines; left > 0; left -= Format::kValueLines) {
@@ -115,7 +119,7 @@ struct Avx2Blocks {
       const std::uint8_t* head = Format::kFactors ? next_line(a, at) : at.w;
       for (int part = 0; part < Format::kParts; ++part) {
         const std::uint8_t* scales = next_line(a, at);
-        unroll<Format::kGroups>([&](auto g) {
+        unroll<Format::kGroups>([&](auto g) FORERUN_INLINE_BODY {
           const std::uint32_t* x_head = at.x;
           // The sums stay in memory during a group: registers are for the accumulators.
           asm volatile("" : : "r"(&sums) : "memory");
@@ -125,7 +129,7 @@ struct Avx2Blocks {
         });
       }
     }
-    unroll_halves<T>([&](auto h, auto t) { store_half(a, h, t, sums[h][t]); });
+    unroll_halves<T>([&](auto h, auto t) FORERUN_INLINE_BODY { store_half(a, h, t, sums[h][t]); });
   }
 };
 

@@ -81,7 +81,9 @@ FORERUN_INLINE __m256i sums_of_quads(__m256i sums) {
 // body(half, token), constants both, for T tokens
 template <int T, class Body>
 FORERUN_INLINE void unroll_halves(Body&& body) {
-  unroll<kHalves>([&](auto h) { unroll<T>([&](auto t) { body(h, t); }); });
+  unroll<kHalves>([&](auto h) FORERUN_INLINE_BODY {
+    unroll<T>([&](auto t) FORERUN_INLINE_BODY { body(h, t); });
+  });
 }
 
 }  // namespace
