@@ -96,10 +96,19 @@ class Model {
   static void fill(PackedMatrix& matrix, std::uint8_t* memory) {
     const MatrixShape& m = matrix.shape();
     std::mt19937 random(1);
-    std::normal_distribution<float> draw(0.0f, 0.02f);
-    std::vector<float> rows(static_cast<std::size_t>(kBlockRows * m.cols));
-    for (float& v : rows) v = draw(random);
-    matrix.pack_rows(0, kBlockRows, rows.data(), SourceType::fp32, m.cols);
+    const std::int64_t count = kBlockRows * m.cols;
+    if (m.blockwise()) {
+      std::vector<std::uint8_t> codes(static_cast<std::size_t>(count));
+      for (std::uint8_t& code : codes) code = random() & 15;
+      const std::vector<std::uint16_t> scales(codes.size(), 0x2000);  // and offsets: fp16
+      matrix.pack_codes(0, kBlockRows,
+                        {codes.data(), scales.data(), m.offsets() > 0 ? scales.data() : nullptr});
+    } else {
+      std::normal_distribution<float> draw(0.0f, 0.02f);
+      std::vector<float> rows(static_cast<std::size_t>(count));
+      for (float& v : rows) v = draw(random);
+      matrix.pack_rows(0, kBlockRows, rows.data(), SourceType::fp32, m.cols);
+    }
     const std::size_t bytes = m.block_bytes();
     for (std::int64_t b = 1; b < m.blocks(); ++b) {
       std::memcpy(memory + static_cast<std::size_t>(b) * bytes, memory, bytes);
@@ -225,9 +234,11 @@ int main(int count, char** arguments) {
   pin_threads();
   for (const Shape& shape : kShapes) {
     if (!options.shape.empty() && options.shape != shape.name) continue;
-    for (const Precision p : {Precision::bf16, Precision::int8, Precision::int4, Precision::fp32}) {
-      const bool wanted = options.precision.empty() || options.precision == precision_name(p);
-      if (wanted) measure(shape, p, options, pool);
+    if (!options.precision.empty()) {
+      measure(shape, precision_named(options.precision), options, pool);
+      continue;
     }
+    for (const Precision p : {Precision::bf16, Precision::int8, Precision::int4, Precision::fp32})
+      measure(shape, p, options, pool);
   }
 }

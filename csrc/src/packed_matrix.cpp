@@ -54,7 +54,7 @@ void unpack_bf16(const std::uint8_t* lane, std::int64_t cols, float* out) {
 // Of one row, whose lane is `lane`.
 void block_scale(const MatrixShape& shape, const std::uint8_t* lane, std::int64_t group,
                  float& scale, float& offset) {
-  const std::int64_t index = group % (kPartColumns / shape.group);
+  const std::int64_t index = group % shape.groups_per_part();
   const std::uint8_t* scales = lane + shape.scale_place(group);
   std::uint16_t halves[2];
   offset = 0.0f;
@@ -86,7 +86,9 @@ const char* precision_name(Precision precision) {
     case Precision::q4_k: return "q4_k";
     case Precision::q5_k: return "q5_k";
     case Precision::q6_k: return "q6_k";
-    default: return "q5_0";
+    case Precision::q5_0: return "q5_0";
+    case Precision::iq4_nl: return "iq4_nl";
+    default: return "iq4_xs";
   }
 }
 
@@ -127,7 +129,7 @@ int MatrixShape::values_per_line() const {
 }
 
 int MatrixShape::zero_code() const {
-  if (has_offset()) return 0;
+  if (has_offset() || listed()) return 0;
   return blockwise() ? 8 << upper_bits() : bytes_wide() ? 128 : 8;
 }
 
@@ -157,7 +159,7 @@ std::size_t MatrixShape::line_offset(std::int64_t line) const {
 
 std::size_t MatrixShape::scale_place(std::int64_t group_index) const {
   if (blockwise()) {
-    const std::int64_t in_part = kPartColumns / group;
+    const std::int64_t in_part = groups_per_part();
     const std::int64_t first = group_index / in_part * in_part * lines_per_group();
     return line_offset(first) - kLineBytes;
   }
@@ -314,8 +316,9 @@ void PackedMatrix::unpack_blocks(const std::uint8_t* lane, float* out) const {
     for (int k = 0; k < group; ++k) {
       const int nibble = line[k / 8 * static_cast<int>(kLineBytes) + k % 4] >> (k % 8 / 4 * 4) & 15;
       const int high = bits == 0 ? 0 : upper[k % 4] >> (k / 4 * bits) & ((1 << bits) - 1);
-      const int code = (nibble | high << 4) - shape_.zero_code();
-      out[g * group + k] = scale * static_cast<float>(code) + offset;
+      const int value =
+          shape_.listed() ? kListed[nibble] : (nibble | high << 4) - shape_.zero_code();
+      out[g * group + k] = scale * static_cast<float>(value) + offset;
     }
   }
 }

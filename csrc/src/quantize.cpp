@@ -126,7 +126,7 @@ void store_blocks(const MatrixShape& shape, std::size_t lane, const CodedRows& r
     std::memcpy(to + i / 2 * shape.super_lines() * std::int64_t{kLineBytes}, factors, 4);
   }
   const int bits = shape.upper_bits();
-  const std::int64_t in_part = kPartColumns / shape.group;
+  const std::int64_t in_part = shape.groups_per_part();
   const std::int64_t scale_bytes = 4 / in_part;
   for (std::int64_t g = 0; g < shape.groups(); ++g) {
     if (!shape.has_factors() && !std::isfinite(half_to_float(row.scales[g])))

@@ -120,8 +120,8 @@ inline Precision any_precision(Random& random) {
   return kPrecisions[between(random, 0, static_cast<int>(std::size(kPrecisions)) - 1)];
 }
 
-constexpr Precision kBlockwise[] = {Precision::q4_k, Precision::q5_k, Precision::q6_k,
-                                    Precision::q5_0};
+constexpr Precision kBlockwise[] = {Precision::q4_k, Precision::q5_k,   Precision::q6_k,
+                                    Precision::q5_0, Precision::iq4_nl, Precision::iq4_xs};
 
 inline std::vector<Level> levels() {
   std::vector<Level> all;

@@ -133,7 +133,9 @@ void check_blockwise(Precision precision, Random& random) {
     const CodedRows from = rows.from(r == 20 ? 3 : r);
     for (std::int64_t k = 0; k < shape.cols; ++k) {
       const std::uint16_t steps = from.scales[k / shape.group];
-      const auto code = static_cast<float>(from.codes[k] - shape.zero_code());
+      const int code = from.codes[k];
+      const auto value =
+          static_cast<float>(shape.listed() ? kListed[code] : code - shape.zero_code());
       float scale = normal_half(steps);
       float offset = 0.0f;
       if (shape.has_factors()) {
@@ -142,7 +144,7 @@ void check_blockwise(Precision precision, Random& random) {
         scale = static_cast<float>(step) * normal_half(factors[0]);
         if (shape.has_offset()) offset = static_cast<float>(steps >> 8) * normal_half(factors[1]);
       }
-      const float expected = scale * code + offset;
+      const float expected = scale * value + offset;
       CHECK(row[static_cast<std::size_t>(k)] == expected, "%s row %lld column %lld",
             precision_name(precision), static_cast<long long>(r), static_cast<long long>(k));
     }
@@ -204,12 +206,13 @@ void check_levels(const MatrixShape& shape, float size, Random& random, ThreadPo
   }
 }
 
-// Where sums are largest: every code is, and so is every activation, of either sign.
+// Where sums are largest: every value is, and so is every activation, of either sign.
 void check_largest(const MatrixShape& shape, Random& random, ThreadPool& pool) {
   constexpr std::int64_t kTokens = 3;
   CodedMatrix rows(shape, random);
   const int bits = shape.blockwise() ? 4 + shape.upper_bits() : shape.bytes_wide() ? 8 : 4;
-  std::fill(rows.codes.begin(), rows.codes.end(), static_cast<std::uint8_t>((1 << bits) - 1));
+  const int largest = shape.listed() ? 0 : (1 << bits) - 1;
+  std::fill(rows.codes.begin(), rows.codes.end(), static_cast<std::uint8_t>(largest));
   Buffer memory(shape.bytes());
   PackedMatrix matrix(shape, memory.data());
   matrix.pack_codes(0, shape.rows, rows.from(0));

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import IQ4_NL
 from numpy.typing import NDArray
 
 from forerun.models.gguf.blocks import Groups, SuperBlocks
@@ -107,8 +108,8 @@ FACTORS = {
     Kind.IQ4_NL: (0,),
     Kind.IQ4_XS: (0,),
 }
-BLOCKS = (Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
-KINDS = (*EXACT, *BLOCKS, Kind.Q2_K, Kind.IQ4_XS, Kind.F16, Kind.BF16, Kind.F32)
+BLOCKS = (Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS)
+KINDS = (*EXACT, *BLOCKS, Kind.Q2_K, Kind.F16, Kind.BF16, Kind.F32)
 
 
 def stored(values: NDArray[np.float32], kind: Kind, seed: int = 0) -> NDArray[Any]:
@@ -129,14 +130,16 @@ def values_of(blocks: Groups | SuperBlocks) -> NDArray[np.float32]:
     if isinstance(blocks, Groups):
         return blocks.values()
     rows, groups = blocks.scales.shape
-    codes = blocks.codes.reshape(rows, groups, -1).astype(np.float32)
+    listed = blocks.precision.startswith("iq4")
+    codes = np.array(IQ4_NL.kvalues)[blocks.codes] if listed else blocks.codes
+    codes = codes.reshape(rows, groups, -1).astype(np.float32)
     if blocks.offsets is None:
         halves = blocks.scales.view(np.float16).astype(np.float32)
-        return (halves[..., None] * (codes - 16)).reshape(blocks.codes.shape)
+        return (halves[..., None] * (codes - 16 * (not listed))).reshape(blocks.codes.shape)
     factors = blocks.offsets.astype(np.float32).reshape(rows, -1, 1, 2)
     steps = blocks.scales.view(np.uint8).reshape(rows, factors.shape[1], -1, 2)
     symmetric = blocks.precision == "q6_k"
-    first = steps[..., 0].view(np.int8) if symmetric else steps[..., 0]
+    first = steps[..., 0].view(np.int8) if symmetric or listed else steps[..., 0]
     scales = (first * factors[..., 0]).reshape(rows, groups, 1)
     offsets = (steps[..., 1] * factors[..., 1]).reshape(rows, groups, 1)
     return (scales * (codes - 32 * symmetric) + offsets).reshape(blocks.codes.shape)

@@ -17,6 +17,8 @@
 //   those of its column of each quad.
 //   q5_0: the same, in llama.cpp's blocks of 32: before each 64 columns a line of two fp16 scales
 //   for each row, and nothing else.
+//   iq4_xs, iq4_nl: as q6_k and q5_0, but that nibbles stand for the values of kListed, groups have
+//   32 columns, and a line of scales in iq4_xs stands before 128.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +29,21 @@ namespace forerun::cpu {
 
 class ThreadPool;
 
-enum class Precision { fp32, bf16, int8, int4, int8_offset, int4_offset, q4_k, q5_k, q6_k, q5_0 };
-constexpr int kNumPrecisions = 10;
+enum class Precision {
+  fp32,
+  bf16,
+  int8,
+  int4,
+  int8_offset,
+  int4_offset,
+  q4_k,
+  q5_k,
+  q6_k,
+  q5_0,
+  iq4_nl,
+  iq4_xs
+};
+constexpr int kNumPrecisions = 12;
 
 const char* precision_name(Precision precision);
 // Throws std::invalid_argument for an unknown name.
@@ -37,7 +52,12 @@ Precision precision_named(const std::string& name);
 constexpr int kBlockRows = 16;
 constexpr std::size_t kLineBytes = 64;
 
-constexpr int kPartColumns = 64;  // of llama.cpp's blocks, that have a line of scales
+// Of llama.cpp's blocks, columns that have a line of scales.
+constexpr int part_columns(Precision p) { return p == Precision::iq4_xs ? 128 : 64; }
+
+// Values of the codes of IQ4_NL and IQ4_XS.
+constexpr std::int8_t kListed[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
 
 // What the shape of a matrix y = W x says about its storage. `group` (columns that share a scale:
 // 32, 64 or 128) matters for integer formats only; 0 takes the default, llama.cpp's
@@ -59,16 +79,20 @@ struct MatrixShape {
   // Of these: bits of each code beside its nibble, columns that share two factors, those parts of
   // them that have a line of scales, and whether there are factors.
   int upper_bits() const {
-    if (precision <= Precision::q4_k) return 0;
-    return precision == Precision::q6_k ? 2 : 1;
+    if (precision == Precision::q6_k) return 2;
+    return precision == Precision::q5_k || precision == Precision::q5_0 ? 1 : 0;
   }
-  int super_columns() const { return kPartColumns * super_parts(); }
-  int super_parts() const { return has_factors() ? 4 : 1; }
-  bool has_factors() const { return blockwise() && precision != Precision::q5_0; }
+  int groups_per_part() const { return part_columns(precision) / group; }
+  int super_columns() const { return part_columns(precision) * super_parts(); }
+  int super_parts() const { return has_factors() ? 256 / part_columns(precision) : 1; }
+  bool has_factors() const {
+    return blockwise() && precision != Precision::q5_0 && precision != Precision::iq4_nl;
+  }
+  bool listed() const { return precision >= Precision::iq4_nl; }
   bool bytes_wide() const {
     return precision == Precision::int8 || precision == Precision::int8_offset;
   }
-  int zero_code() const;  // the code of weight zero; 0 where there is an offset
+  int zero_code() const;  // the code of weight zero; 0 where there is an offset or a list
   int groups_per_scale_line() const { return has_offset() ? 1 : 2; }
   int values_per_line() const;  // columns that one line covers; not of blocks
   std::int64_t lines() const;   // of values in one block

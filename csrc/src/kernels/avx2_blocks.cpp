@@ -1,4 +1,6 @@
-// The AVX2 kernels of llama.cpp's blocks; multiplied like the nibbles of avx2_grouped.cpp.
+// The AVX2 kernels of llama.cpp's blocks; multiplied like the nibbles of avx2_grouped.cpp. Of
+// listed values vpmaddubsw takes the magnitude, and the activation their sign; they fill 16 bits at
+// once.
 #include "avx2_common.h"
 
 namespace forerun::cpu {
@@ -24,6 +26,8 @@ FORERUN_INLINE __m256 half_of(__m256i line, int high) {
 template <class Format>
 struct Avx2Blocks {
   static constexpr int kMaxTokens = kTokensAvx2;
+  // Weights are multiplied as they are: there is no surplus of a zero point.
+  static constexpr bool kIsSigned = Format::kOffset || Format::kIsListed;
 
   struct Position {
     const std::uint8_t* w;
@@ -39,8 +43,14 @@ struct Avx2Blocks {
     return line;
   }
 
+  // The values of codes, in each 128 bits.
+  static FORERUN_INLINE __m256i listed() {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kListed)));
+  }
+
   static FORERUN_INLINE __m256i codes(__m256i line, const std::uint8_t* upper, int half, int quad) {
     const __m256i lower = nibbles(line, quad % 2);
+    if (Format::kIsListed) return _mm256_shuffle_epi8(listed(), lower);
     if (Format::kUpper == 0) return lower;
     const int left = Format::to_left(quad);
     const __m256i bits = load_half(upper, half);
@@ -52,9 +62,46 @@ struct Avx2Blocks {
   template <int T>
   static FORERUN_INLINE void multiply(const TileArgs& a, Position& at, __m256i (&acc)[kHalves][T]) {
     unroll_halves<T>([&](auto h, auto t) FORERUN_INLINE_BODY {
-      acc[h][t] = _mm256_set1_epi32(Format::kOffset ? 0 : static_cast<int>(at.x[t]));
+      acc[h][t] = _mm256_set1_epi32(kIsSigned ? 0 : static_cast<int>(at.x[t]));
     });
     at.x += 2 * T;
+    if constexpr (Format::kIsListed) {
+      multiply_listed<T>(a, at, acc);
+    } else {
+      multiply_codes<T>(a, at, acc);
+    }
+    at.x += Format::kQuads * T;
+  }
+
+  template <int T>
+  static FORERUN_INLINE void multiply_listed(const TileArgs& a, Position& at,
+                                             __m256i (&acc)[kHalves][T]) {
+    static_assert(has_room(1, -kListed[0]));
+    unroll<Format::kLines>([&](auto i) FORERUN_INLINE_BODY {
+      const std::uint8_t* line = next_line(a, at);
+      unroll<2>([&](auto high) FORERUN_INLINE_BODY {
+        __m256i weight[kHalves];
+        __m256i magnitude[kHalves];
+        unroll<kHalves>([&](auto h) FORERUN_INLINE_BODY {
+          weight[h] = codes(load_half(line, h), nullptr, h, high);
+          magnitude[h] = _mm256_abs_epi8(weight[h]);
+        });
+        unroll<T>([&](auto t) FORERUN_INLINE_BODY {
+          const __m256i value = _mm256_set1_epi32(static_cast<int>(at.x[(2 * i + high) * T + t]));
+          unroll<kHalves>([&](auto h) FORERUN_INLINE_BODY {
+            const __m256i signed_value = _mm256_sign_epi8(value, weight[h]);
+            acc[h][t] = _mm256_add_epi32(
+                acc[h][t], sums_of_quads(_mm256_maddubs_epi16(magnitude[h], signed_value)));
+            end_addition(acc[h][t]);
+          });
+        });
+      });
+    });
+  }
+
+  template <int T>
+  static FORERUN_INLINE void multiply_codes(const TileArgs& a, Position& at,
+                                            __m256i (&acc)[kHalves][T]) {
     const std::uint8_t* upper = Format::kUpper > 0 ? next_line(a, at) : nullptr;
     constexpr int kTogether = 4 >> Format::kUpper;  // lines
     static_assert(has_room(2 * kTogether, (16 << Format::kUpper) - 1));
@@ -81,7 +128,6 @@ struct Avx2Blocks {
         acc[h][t] = _mm256_add_epi32(acc[h][t], sums_of_quads(sums[h][t]));
       });
     });
-    at.x += Format::kQuads * T;
   }
 
   template <int T>
@@ -139,7 +185,9 @@ const KernelSet& avx2_blocks_set(Precision precision) {
   static const KernelSet sets[] = {make_set<Avx2Blocks<Q4K>>(Level::avx2, Precision::q4_k),
                                    make_set<Avx2Blocks<Q5K>>(Level::avx2, Precision::q5_k),
                                    make_set<Avx2Blocks<Q6K>>(Level::avx2, Precision::q6_k),
-                                   make_set<Avx2Blocks<Q50>>(Level::avx2, Precision::q5_0)};
+                                   make_set<Avx2Blocks<Q50>>(Level::avx2, Precision::q5_0),
+                                   make_set<Avx2Blocks<Iq4Nl>>(Level::avx2, Precision::iq4_nl),
+                                   make_set<Avx2Blocks<Iq4Xs>>(Level::avx2, Precision::iq4_xs)};
   return sets[static_cast<int>(precision) - static_cast<int>(Precision::q4_k)];
 }
 

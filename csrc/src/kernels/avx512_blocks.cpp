@@ -37,9 +37,16 @@ struct Avx512Blocks {
     return line;
   }
 
+  // In each 128 bits, the values of codes as unsigned bytes.
+  static FORERUN_INLINE __m512i listed() {
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kListed));
+    return _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(kListedZero - 256)));
+  }
+
   template <int kQuad>
   static FORERUN_INLINE __m512i codes(__m512i line, __m512i upper) {
     const __m512i nibbles = Nibbles::part(line, kQuad % 2);
+    if (Format::kIsListed) return _mm512_shuffle_epi8(listed(), nibbles);
     if (Format::kUpper == 0) return nibbles;
     constexpr int kLeft = Format::to_left(kQuad);
     const __m512i moved = kLeft >= 0 ? _mm512_slli_epi16(upper, kLeft >= 0 ? kLeft : 0)
@@ -125,8 +132,9 @@ KernelSet make_blocks_set(Precision precision) {
 
 const KernelSet& avx512_blocks_set(Precision precision) {
   static const KernelSet sets[] = {
-      make_blocks_set<Q4K>(Precision::q4_k), make_blocks_set<Q5K>(Precision::q5_k),
-      make_blocks_set<Q6K>(Precision::q6_k), make_blocks_set<Q50>(Precision::q5_0)};
+      make_blocks_set<Q4K>(Precision::q4_k),     make_blocks_set<Q5K>(Precision::q5_k),
+      make_blocks_set<Q6K>(Precision::q6_k),     make_blocks_set<Q50>(Precision::q5_0),
+      make_blocks_set<Iq4Nl>(Precision::iq4_nl), make_blocks_set<Iq4Xs>(Precision::iq4_xs)};
   return sets[static_cast<int>(precision) - static_cast<int>(Precision::q4_k)];
 }
 

@@ -19,6 +19,7 @@ struct WithOffset : Format {
 // llama.cpp's blocks. A group has kQuads quads of columns, in kLines lines of nibbles and, where
 // kUpper bits of each code are elsewhere, one more before them; kGroups of them have a line of
 // scales: of one byte each or, with offsets, two, times a factor of kParts such parts, or fp16.
+// Where kIsListed, codes stand for the values of kListed.
 template <Precision kFormat, int kUpperBits, int kGroupColumns, int kPartsOfSuper>
 struct Blockwise {
   static constexpr Precision kPrecision = kFormat;
@@ -26,7 +27,8 @@ struct Blockwise {
   static constexpr bool kOffset = kFormat == Precision::q4_k || kFormat == Precision::q5_k;
   static constexpr int kQuads = kGroupColumns / 4;
   static constexpr int kLines = kGroupColumns / 8;
-  static constexpr int kGroups = kPartColumns / kGroupColumns;
+  static constexpr int kGroups = part_columns(kFormat) / kGroupColumns;
+  static constexpr bool kIsListed = kFormat >= Precision::iq4_nl;
   static constexpr int kParts = kPartsOfSuper;
   static constexpr bool kFactors = kParts > 1;
   static constexpr int kValueLines = kParts * kGroups * (kLines + (kUpper > 0 ? 1 : 0));
@@ -39,6 +41,11 @@ using Q4K = Blockwise<Precision::q4_k, 0, 32, 4>;
 using Q5K = Blockwise<Precision::q5_k, 1, 32, 4>;
 using Q6K = Blockwise<Precision::q6_k, 2, 16, 4>;
 using Q50 = Blockwise<Precision::q5_0, 1, 32, 1>;
+using Iq4Nl = Blockwise<Precision::iq4_nl, 0, 32, 1>;
+using Iq4Xs = Blockwise<Precision::iq4_xs, 0, 32, 2>;
+
+// The values of kListed as unsigned bytes, for kernels whose weights are: zero is kListedZero.
+constexpr int kListedZero = 128;
 
 // Where a kernel finds token t's operand for a line of weights in a panel, in 4-byte units: the
 // tokens of a line side by side, or each token's lines in a row of `kRow`.

@@ -10,7 +10,7 @@
 //   int8 int4  per group: exact int32 dot product d; p = fma(float(d), w_scale, p), from p = 0 on
 //              with offset: after that  p = fma(float(sum of x), w_offset, p)
 //              after the groups that share an x_scale: s = fma(p, x_scale, s)
-//   q4_k q5_k q6_k q5_0  the same; w_scale, an integer times an fp16 number, is exact, and so is
+//   llama.cpp's blocks   the same; w_scale, an integer times an fp16 number, is exact, and so is
 //   w_offset
 // All levels follow these lines to the letter and so agree bit for bit, but in bf16 by AMX.
 // vdpbf16ps and tdpbf16ps take subnormal numbers as zero; the caller sets all else to do so too

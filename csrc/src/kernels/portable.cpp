@@ -179,7 +179,7 @@ struct PortableBlocks {
       const int left = Format::to_left(index);
       if (Format::kUpper > 0)
         code |= (left > 0 ? upper[i] << left : upper[i] >> -left) & Format::kMask;
-      codes[i] = static_cast<std::uint8_t>(code);
+      codes[i] = static_cast<std::uint8_t>(Format::kIsListed ? kListed[code] + kListedZero : code);
     }
   }
 
@@ -250,7 +250,9 @@ const KernelSet& portable_set(Precision precision) {
       make_set<PortableBlocks<Q4K>>(Level::portable, Precision::q4_k),
       make_set<PortableBlocks<Q5K>>(Level::portable, Precision::q5_k),
       make_set<PortableBlocks<Q6K>>(Level::portable, Precision::q6_k),
-      make_set<PortableBlocks<Q50>>(Level::portable, Precision::q5_0)};
+      make_set<PortableBlocks<Q50>>(Level::portable, Precision::q5_0),
+      make_set<PortableBlocks<Iq4Nl>>(Level::portable, Precision::iq4_nl),
+      make_set<PortableBlocks<Iq4Xs>>(Level::portable, Precision::iq4_xs)};
   return sets[static_cast<int>(precision)];
 }
 

@@ -66,6 +66,9 @@ STORED_FORMATS = {
     "q5_k": _coded(5, 32) + 4 / 256,
     "q6_k": _coded(6, 32) + 4 / 256,
     "q5_0": _coded(5, 32),
+    "iq4_nl": _coded(4, 32),
+    # One byte for each group of 32.
+    "iq4_xs": _coded(4, 64) + 4 / 256,
 }
 """Bytes of a weight that our CPU kernels hold as its file stores it."""
 

@@ -82,7 +82,7 @@ def chunks(
             `CodedSource.codes` says, all others are a tensor.
     """
     for part, first, start, stop in _ranges(tensor):
-        if formats.get(part.key, "").startswith(("int", "q")):
+        if formats.get(part.key, "").startswith(("int", "q", "iq")):
             yield first, cast(CodedSource, source).codes(keys[part.key], start, stop)
             continue
         chunk = source.slice(keys[part.key], int(part.transposed), start, stop)

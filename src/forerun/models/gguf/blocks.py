@@ -1,8 +1,8 @@
 """Blocks of llama.cpp's formats as the kernels hold them: byte codes with a scale for each group of 32.
 
 Some formats also have an offset for each group. Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4 and IQ4_NL are held
-exactly, and so are Q3_K, Q4_K, Q5_K and Q6_K, whose scales are products of two numbers. Of IQ4_XS these
-products are rounded to fp16. All other blocks are quantized again, to 8 bits.
+exactly, and so are Q3_K, Q4_K, Q5_K, Q6_K and IQ4_XS, whose scales are products of two numbers. All other
+blocks are quantized again, to 8 bits.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ class SuperBlocks:
     """Rows of a matrix in llama.cpp's blocks, number for number.
 
     Args:
-        precision: `q4_k`, `q5_k`, `q6_k`, with a zero of 32 and groups of 16 columns, or `q5_0`, with
-            a zero of 16.
+        precision: `q4_k`, `q5_k`, `q6_k`, with a zero of 32 and groups of 16 columns, `q5_0`, with a
+            zero of 16, or `iq4_xs` or `iq4_nl`, whose codes are places in a list of values.
         codes: uint8 [rows, cols].
-        scales: uint16 [rows, groups]: fp16 in `q5_0`, else two bytes: that of the scale and, in
-            groups of 32, that of the offset.
+        scales: uint16 [rows, groups]: fp16 in `q5_0` and `iq4_nl`, else two bytes: that of the scale
+            and, in `q4_k` and `q5_k`, that of the offset.
         offsets: fp16 [rows, 2 * blocks]: what those bytes are multiplied with, two for each block of
-            256 columns; None in `q5_0`.
+            256 columns; None in `q5_0` and `iq4_nl`.
     """
 
     precision: str
@@ -144,7 +144,7 @@ def codes_of(rows: _Bytes, kind: Kind) -> Groups | SuperBlocks:
 def precision_of(kind: Kind, cols: int) -> str:
     """The precision on the kernels of rows of `cols` weights of a type."""
     precision = _PRECISIONS.get(kind, "int8")
-    return "int8" if precision == "q5_0" and cols % (2 * GROUP) else precision
+    return "int8" if precision in ("q5_0", "iq4_nl") and cols % (2 * GROUP) else precision
 
 
 def _mxfp4(rows: _Bytes) -> Groups:
@@ -162,20 +162,22 @@ def _listed(values: tuple[int, ...], places: _Bytes, scales: NDArray[np.floating
     return Groups("int8", codes[places], scales.astype(np.float16))
 
 
-def _iq4_nl(rows: _Bytes) -> Groups:
-    scales, nibbles = _fields(rows, 2, 16)
-    return _listed(IQ4_NL.kvalues, _nibbles(nibbles), _halves(scales))
+def _iq4_nl(rows: _Bytes) -> Groups | SuperBlocks:
+    fields = _fields(rows, 2, 16)
+    scales, places = _halves(fields[0]), _nibbles(fields[1])
+    if precision_of(Kind.IQ4_NL, places.shape[1]) == "iq4_nl":
+        return SuperBlocks("iq4_nl", places, scales.view(np.uint16), None)
+    return _listed(IQ4_NL.kvalues, places, scales)
 
 
-def _iq4_xs(rows: _Bytes) -> Groups:
+def _iq4_xs(rows: _Bytes) -> SuperBlocks:
     scale, high, low, nibbles = _fields(rows, 2, 2, 4, 128)
     # Of eight groups the low four bits of a step lie in four bytes, the high two in two.
     low = (low[..., None] >> np.array([0, 4], np.uint8)) & np.uint8(15)
     high = (high[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & np.uint8(3)
     steps = low.reshape(*low.shape[:2], 8) + np.uint8(16) * high.reshape(*low.shape[:2], 8)
-    scales = _halves(scale).astype(np.float32)[..., None] * (steps.astype(np.float32) - 32)
     places = _nibbles(nibbles.reshape(len(rows), -1, 16))
-    return _listed(IQ4_NL.kvalues, places, scales.reshape(len(rows), -1))
+    return _signed("iq4_xs", places, steps - np.uint8(32), scale)
 
 
 def _fields(rows: _Bytes, *sizes: int) -> list[_Bytes]:
@@ -265,12 +267,12 @@ def _one_bit(field: _Bytes) -> _Bytes:
     return bits.reshape(len(field), -1)
 
 
-def _signed(codes: _Bytes, steps: _Bytes, scale: _Bytes) -> SuperBlocks:
-    """Blocks of sixteen groups without offsets; `steps` holds a signed byte of each scale."""
+def _signed(precision: str, codes: _Bytes, steps: _Bytes, scale: _Bytes) -> SuperBlocks:
+    """Blocks without offsets; `steps` holds a signed byte of each scale."""
     halves = _halves(scale)
     factors = np.stack([halves, np.zeros_like(halves)], -1).reshape(len(codes), -1)
     pairs = steps.reshape(len(codes), -1).astype(np.uint16)
-    return SuperBlocks("q6_k", codes, pairs, factors)
+    return SuperBlocks(precision, codes, pairs, factors)
 
 
 def _q3_k(rows: _Bytes) -> SuperBlocks:
@@ -280,13 +282,13 @@ def _q3_k(rows: _Bytes) -> SuperBlocks:
     least = _nibbles(packed[..., :8]).reshape(*packed.shape[:2], 16)
     most = (packed[..., None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
     steps = least + np.uint8(16) * most.reshape(least.shape) - np.uint8(32)
-    return _signed(codes, steps, scale)
+    return _signed("q6_k", codes, steps, scale)
 
 
 def _q6_k(rows: _Bytes) -> SuperBlocks:
     low, high, steps, scale = _fields(rows, 128, 64, 16, 2)
     codes = _nibbles(low.reshape(len(low), -1, 64)) + np.uint8(16) * _two_bits(high)
-    return _signed(codes, steps, scale)
+    return _signed("q6_k", codes, steps, scale)
 
 
 def _q5_k(rows: _Bytes) -> SuperBlocks:
@@ -330,4 +332,6 @@ _PRECISIONS: dict[Kind, str] = {
     Kind.Q5_K: "q5_k",
     Kind.Q3_K: "q6_k",
     Kind.Q6_K: "q6_k",
+    Kind.IQ4_NL: "iq4_nl",
+    Kind.IQ4_XS: "iq4_xs",
 }
