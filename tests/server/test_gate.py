@@ -44,6 +44,8 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"typical_p": 0.4}, "typical_p"),
         ({"temprature": 1.0}, "temprature"),
         ({"speculative": {"drafter": "x"}}, "speculative.drafter"),
+        ({"Temperature": 1.0}, "Temperature"),
+        ({"speculative": {"str": "x"}}, "speculative.str"),
     ],
 )
 def test_unknown_fields_are_named(served: Client, body: dict[str, Any], param: str) -> None:

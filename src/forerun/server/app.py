@@ -116,8 +116,12 @@ def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:
     """
 
     def field_of(problem: Any) -> str | None:
-        steps = map(str, problem["loc"][skipped:])
-        return ".".join(step for step in steps if not _FORM.fullmatch(step)) or None
+        *steps, last = map(str, problem["loc"][skipped:] or [""])
+        kept = [step for step in steps if not _FORM.fullmatch(step)]
+        # An unknown field's name is the client's, whatever it looks like.
+        if problem["type"] == "extra_forbidden" or not _FORM.fullmatch(last):
+            kept.append(last)
+        return ".".join(kept) or None
 
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     problem = max(unknown or problems, key=lambda other: len(other["loc"]))
