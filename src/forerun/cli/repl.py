@@ -265,7 +265,7 @@ class Repl:
         may_be_none = {"type": "null"} in flags[name].schema.get("anyOf", ())
         try:
             is_none = may_be_none and value.lower() == NONE
-            read = None if is_none else read_value(flags[name], value)
+            read: Any = None if is_none else read_value(flags[name], value)
         except ValueError as error:
             raise PromptError(f"/set {name}: {error}") from error
         single = self._single
