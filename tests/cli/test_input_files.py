@@ -98,5 +98,5 @@ def test_a_pipe_is_read(cli: Cli) -> None:
 def test_standard_input_has_an_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun import files
 
-    monkeypatch.setattr(files.read_stdin, "__kwdefaults__", {"most_bytes": 10})
+    monkeypatch.setattr(files, "MOST_BYTES", 10)
     refused(cli.generate(input="x" * 11), "standard input is longer than 10 B")

@@ -98,6 +98,8 @@ def test_bad_values_are_a_clients_mistake(served: Client, body: dict[str, Any]) 
             ["integer"],
         ),
         ({"temperature": "1", "top_p": "1"}, "temperature", ["number"]),
+        ({"temperature": "1", "stop": [3]}, "temperature", ["number"]),
+        ({"logit_bias": {"Abc": 1}}, "logit_bias.Abc", ["integer"]),
     ],
     ids=str,
 )

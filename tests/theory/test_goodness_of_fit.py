@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.theory.goodness_of_fit import (
-    MOST_ODDS,
+    MOST_RATIO,
     ScoreTest,
     drawn_to,
     favoured,
     group_scores,
     holm,
-    leaning_scores,
     mass_before,
+    mean_smooth_scores,
     mean_total_variation,
-    odds_of,
     power,
+    ratio_scores,
+    ratios_of,
     sharpened,
     smooth_scores,
     surprise_scores,
@@ -102,7 +103,7 @@ def one_test(kind: str, rows: Floats, followed: Floats, random: np.random.Genera
         test.add(*surprise_scores(rows, chosen))
     elif kind == "towards the draft":
         test = ScoreTest(kind, 1)
-        test.add(*leaning_scores(rows, np.roll(rows, 1, axis=1), chosen))
+        test.add(*ratio_scores(rows, np.roll(rows, 1, axis=1), chosen))
     else:
         low, own = mass_before(rows, chosen, -rows)
         test.add(smooth_scores(transform(low, own, random.random(len(rows)))))
@@ -135,21 +136,34 @@ def test_rare_outcomes_that_decide_a_sum_are_not_tested() -> None:
     assert test.rank == 1
 
 
-@pytest.mark.parametrize("kind", ["group", "towards the draft"])
+@pytest.mark.parametrize("kind", ["group", "smooth", "towards the draft"])
 def test_the_power_is_what_the_noncentrality_says(kind: str) -> None:
     """Outcomes of a family of alternatives, at strengths for a power of about one half."""
     random = np.random.default_rng(3)
     rows = some_rows(1500, random)
     draft_rows = np.roll(rows, 1, axis=1)
-    grouped = kind == "group"
+
+    def towards_the_draft(strength: float) -> tuple[Floats, Floats]:
+        followed = drawn_to(rows, draft_rows, strength)
+        scores = (followed - rows) * ratios_of(rows, draft_rows)
+        return followed, scores.sum(1).mean(keepdims=True)
+
+    def group(strength: float) -> tuple[Floats, Floats]:
+        followed = favoured(rows, GROUPS, 1, strength)
+        return followed, ((followed - rows) @ np.eye(4)[GROUPS]).mean(0)
+
+    def smooth(strength: float) -> tuple[Floats, Floats]:
+        followed = sharpened(rows, strength)
+        return followed, mean_smooth_scores(rows, followed, -rows)
+
+    family, strengths = {
+        "towards the draft": (towards_the_draft, (0.015, 0.03)),
+        "group": (group, (0.08, 0.16)),
+        "smooth": (smooth, (0.08, 0.16)),
+    }[kind]
     found = []
-    for strength in (0.08, 0.16) if grouped else (0.015, 0.03):
-        followed = (
-            favoured(rows, GROUPS, 1, strength) if grouped else drawn_to(rows, draft_rows, strength)
-        )
-        moved = followed - rows
-        scores = np.eye(4)[GROUPS] if grouped else odds_of(rows, draft_rows)
-        mean = (moved @ scores if grouped else (moved * scores).sum(1, keepdims=True)).mean(0)
+    for strength in strengths:
+        followed, mean = family(strength)
         test = one_test(kind, rows, rows, random)
         stated = power(test.noncentrality(mean) * len(rows), test.rank, 0.05)
         seen = [one_test(kind, rows, followed, random).p_value < 0.05 for _ in range(150)]
@@ -158,13 +172,18 @@ def test_the_power_is_what_the_noncentrality_says(kind: str) -> None:
     assert 0.1 < found[0] < found[1]
 
 
+def test_mean_scores_of_the_distribution_itself_are_zero() -> None:
+    rows = some_rows(50, np.random.default_rng(4))
+    assert np.allclose(mean_smooth_scores(rows, rows, -rows), 0.0, atol=1e-12)
+
+
 def test_rare_tokens_do_not_decide_how_far_outcomes_lean_to_the_draft() -> None:
     """One token in a million that the draft is sure of counts a bounded number of times."""
     rows = np.tile([1e-6, 0.5, 0.5 - 1e-6], (100, 1))
     draft_rows = np.tile([1.0, 0.0, 0.0], (100, 1))
-    scores, _, _ = leaning_scores(rows, draft_rows, np.repeat([0, 1], 50))
-    assert scores[:50] == pytest.approx(MOST_ODDS, rel=1e-4)
-    assert np.allclose(scores[50:], -MOST_ODDS * 1e-6)
+    scores, _, _ = ratio_scores(rows, draft_rows, np.repeat([0, 1], 50))
+    assert scores[:50] == pytest.approx(MOST_RATIO, rel=1e-4)
+    assert np.allclose(scores[50:], -MOST_RATIO * 1e-6)
 
 
 @given(st.integers(0, 1000))

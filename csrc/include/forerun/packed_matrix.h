@@ -88,7 +88,7 @@ struct MatrixShape {
   bool has_factors() const {
     return blockwise() && precision != Precision::q5_0 && precision != Precision::iq4_nl;
   }
-  bool listed() const { return precision >= Precision::iq4_nl; }
+  bool listed() const { return precision == Precision::iq4_nl || precision == Precision::iq4_xs; }
   bool bytes_wide() const {
     return precision == Precision::int8 || precision == Precision::int8_offset;
   }

@@ -1,6 +1,6 @@
 // The AVX2 kernels of llama.cpp's blocks; multiplied like the nibbles of avx2_grouped.cpp. Of
-// listed values vpmaddubsw takes the magnitude, and the activation their sign; they fill 16 bits at
-// once.
+// listed values vpmaddubsw takes the magnitude, and the activation their sign; one pair of products
+// fills 16 bits.
 #include "avx2_common.h"
 
 namespace forerun::cpu {

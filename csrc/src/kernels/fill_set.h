@@ -28,7 +28,7 @@ struct Blockwise {
   static constexpr int kQuads = kGroupColumns / 4;
   static constexpr int kLines = kGroupColumns / 8;
   static constexpr int kGroups = part_columns(kFormat) / kGroupColumns;
-  static constexpr bool kIsListed = kFormat >= Precision::iq4_nl;
+  static constexpr bool kIsListed = kFormat == Precision::iq4_nl || kFormat == Precision::iq4_xs;
   static constexpr int kParts = kPartsOfSuper;
   static constexpr bool kFactors = kParts > 1;
   static constexpr int kValueLines = kParts * kGroups * (kLines + (kUpper > 0 ? 1 : 0));

@@ -10,7 +10,7 @@ from pydantic import Field
 from forerun.cli.bars import bars, waiting
 from forerun.cli.output import NewOutput, Output
 from forerun.cli.prompt import make_prompt, read_prediction, read_prompt, show_prompt
-from forerun.cli.session import kept, open_session, restore
+from forerun.cli.session import open_session, restore, session_kept
 from forerun.compression import Compression
 from forerun.engine.chat import TemplateOptions
 from forerun.engine.config import SpeculativeConfig
@@ -136,9 +136,6 @@ def run(request: GenerateRequest, new_output: NewOutput = Output) -> Result:
 
     if not request.quiet:
         output.prompt(_shown(content), apart=single.prompt.template)
-    if not single.prompt.template and not request.raw:
-        text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
-        say(f"{single.model} {text}")
     follow = _compare if request.compare else _complete
     return _result(request, follow(request, single, Hints(prediction=prediction), output))
 
@@ -203,6 +200,13 @@ def _load(
     return SingleRequest(request.model.model, engine, prompt, params, origins)
 
 
+def _say_how(request: GenerateRequest, single: SingleRequest) -> None:
+    """Say that the model has no chat template, if that matters."""
+    if not single.prompt.template and not request.raw:
+        text = "has no chat template (a base model): the prompt is sent as it is, as with --raw"
+        say(f"{single.model} {text}")
+
+
 def _complete(
     request: GenerateRequest, single: SingleRequest, hints: Hints, output: Output
 ) -> Outcome:
@@ -215,12 +219,14 @@ def _complete(
         run = Run(engine.stream(prompt_ids, single.params, hints=hints), engine.policy)
     else:
         run = Run(engine.stream_plain(prompt_ids, single.params))
+    # Here: what is refused until now is said in one line.
+    _say_how(request, single)
     rounds: list[Round] | None = [] if request.show_rounds else None
     if rounds is not None:
         engine.watch_rounds(lambda done: rounds.append(Round.of(done)))
     outcome = Outcome(single, run, rounds=rounds)
     output.start(legend=request.speculative and not request.quiet)
-    with kept(engine, request.session):
+    with session_kept(engine, request.session):
         try:
             run.follow(output.event)
         except KeyboardInterrupt:
@@ -236,6 +242,7 @@ def _compare(
     from forerun.cli.outcome import Outcome
     from forerun.measure.paired import compare
 
+    _say_how(request, single)
     prompt_ids, rounds = single.prompt.token_ids, request.compare_rounds
     with bars():
         comparison = compare(single.engine, prompt_ids, single.params, rounds, hints=hints)

@@ -67,8 +67,11 @@ def keep(engine: Engine, file: str | None, notes: Mapping[str, str] = _NONE) -> 
 
 
 @contextmanager
-def kept(engine: Engine, file: str | None) -> Iterator[None]:
-    """Write the session at the end of the block; where the block fails, an error of that is only said."""
+def session_kept(engine: Engine, file: str | None) -> Iterator[None]:
+    """Write the session at the end of the block, also of one that fails.
+
+    If writing fails too, that is said, and the block's own error raised.
+    """
     try:
         yield
     except BaseException:

@@ -43,7 +43,7 @@ class Run:
     decisions: dict[str, dict[str, float]] | None = None
 
     def follow(self, see: Callable[[TokenEvent], None] | None = None) -> Run:
-        """Run it to its end, and end it with the block that is interrupted; the events so far remain."""
+        """Run it to its end; if that is interrupted it is closed, and its events so far remain."""
         before = self._report()
         try:
             started = perf_counter()

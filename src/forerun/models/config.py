@@ -272,11 +272,11 @@ def read_end_tokens(directory: Path, config: Any) -> frozenset[int]:
     value = read_object(path).get("eos_token_id") if path.exists() else None
     if value is None or value == []:
         path, value = directory / CONFIG, getattr(text, "eos_token_id", None)
-    return check_end_tokens(value, str(path), text.vocab_size)
+    return check_end_tokens(value, f"{path}: eos_token_id", text.vocab_size)
 
 
 def check_end_tokens(value: Any, where: str, vocab_size: int) -> frozenset[int]:
-    """The tokens that end a text as a set, from one token, a list or None; `where` names the source.
+    """The tokens that end a text as a set, from one token, a list or None; `where` names them.
 
     Raises:
         CheckpointError: for values that are not tokens of the vocabulary.
@@ -285,8 +285,7 @@ def check_end_tokens(value: Any, where: str, vocab_size: int) -> frozenset[int]:
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
-                f"{where}: eos_token_id is {shown(value)}; it must be a token id from 0 to "
-                f"{vocab_size - 1}, or a list of them."
+                f"{where} is {shown(token)}; it must be a token id from 0 to {vocab_size - 1}."
             )
     return frozenset(ids)
 

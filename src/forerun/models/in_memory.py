@@ -70,7 +70,7 @@ class LoadedModel(Checkpoint):
         text = self.config.get_text_config()
         said = getattr(self._generation, "eos_token_id", None)
         value = getattr(text, "eos_token_id", None) if said is None else said
-        return check_end_tokens(value, self.name, text.vocab_size)
+        return check_end_tokens(value, f"{self.name}: eos_token_id", text.vocab_size)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from forerun.processor import cpu_name
 logger = logging.getLogger(__name__)
 
 # Version of the files' format.
-FORM = 2
+FORM = 3
 # Least seconds between writes; the file is also written when the policy or the program ends.
 SAVE_SECONDS = 30.0
 # Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with arbitrary tokens.

@@ -88,7 +88,7 @@ class RoundTests:
         keys = np.where(row > 0, -ratio, np.inf)
         chosen = np.array(verdict.token_ids[:1])
         self.tests.add("round start, by draft", row, chosen, keys)
-        self.tests.add_leaning("round start, towards the draft", row, favour, chosen)
+        self.tests.add_ratios("round start, towards the draft", row, favour, chosen)
         self.starts.offer(row[0], favour[0])
 
     def _test_draft(self, verified: VerifiedDraft, draft_rows: Floats) -> None:

@@ -10,15 +10,15 @@ from forerun.theory.goodness_of_fit import (
     SMOOTH_DEGREES,
     ScoreTest,
     group_scores,
-    leaning_scores,
     mass_before,
+    ratio_scores,
     smooth_scores,
     surprise_scores,
     transform,
 )
 from forerun.theory.inputs import Floats, Ints
 
-NUM_GROUPS = 16
+NUM_GROUPS = 8
 # Number of rows of each kind in the sample for statements about power.
 SAMPLED_ROWS = 384
 
@@ -76,9 +76,9 @@ class ScoreTests:
         """Add outcomes and their rows to a test of log probabilities."""
         self.named(name, 1).add(*surprise_scores(rows, chosen))
 
-    def add_leaning(self, name: str, rows: Floats, draft_rows: Floats, chosen: Ints) -> None:
-        """Add outcomes and the rows of target and draft to a test of the draft's odds."""
-        self.named(name, 1).add(*leaning_scores(rows, draft_rows, chosen))
+    def add_ratios(self, name: str, rows: Floats, draft_rows: Floats, chosen: Ints) -> None:
+        """Add outcomes and the rows of target and draft to a test of their ratios."""
+        self.named(name, 1).add(*ratio_scores(rows, draft_rows, chosen))
 
     def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
         """Add pairs of transforms, [N] and [N], to a test of independence.

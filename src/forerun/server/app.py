@@ -36,7 +36,7 @@ FRONTS: Sequence[Callable[[FastAPI, ServerState], None]] = (
     information.add_routes,
 )
 _NO_LIMITS = GateLimits()
-# Names of the forms that a field takes several of, in pydantic's places: types and classes.
+# What pydantic puts into the place of a problem where a field may have several forms: types and classes.
 _FORM = re.compile(r"str|int|float|bool|[A-Z].*|.*\[.*")
 
 
@@ -107,7 +107,7 @@ async def _answer_error(request: HttpRequest, error: Exception) -> JSONResponse:
 
 
 def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:
-    """The innermost problem of a body; a field that is not served is named as unknown.
+    """The innermost problem of the first field that has one; a field that is not served is named as unknown.
 
     A value that has none of the forms that its field takes has a problem for each.
 
@@ -116,15 +116,17 @@ def _of_validation(problems: Sequence[Any], skipped: int) -> ApiError:
     """
 
     def field_of(problem: Any) -> str | None:
-        *steps, last = map(str, problem["loc"][skipped:] or [""])
-        kept = [step for step in steps if not _FORM.fullmatch(step)]
-        # An unknown field's name is the client's, whatever it looks like.
-        if problem["type"] == "extra_forbidden" or not _FORM.fullmatch(last):
-            kept.append(last)
+        steps = [str(step) for step in problem["loc"][skipped:]]
+        # The name of an unknown field and the key of a mapping are the client's, whatever they look like.
+        is_key = steps[-1:] == ["[key]"]
+        own = len(steps) - 1 - is_key if is_key or problem["type"] == "extra_forbidden" else None
+        kept = (step for i, step in enumerate(steps) if i == own or not _FORM.fullmatch(step))
         return ".".join(kept) or None
 
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-    problem = max(unknown or problems, key=lambda other: len(other["loc"]))
+    first = problems[0]["loc"][: skipped + 1]
+    of_first = [problem for problem in problems if problem["loc"][: skipped + 1] == first]
+    problem = max(unknown or of_first, key=lambda other: len(other["loc"]))
     param = field_of(problem)
     if unknown:
         message = f"Unknown parameter: '{param}'; docs/serve.md lists those that are served."

@@ -33,8 +33,8 @@ SMOOTH_DEGREES = 4
 # variance of smooth scores is the number of outcomes. Where scores have no bound, the squared variance over
 # the sum of fourth moments stands for it, which is the variance for scores of 0 and 1.
 LEAST_VARIANCE = 25.0
-# What `leaning_scores` counts a token at most, so that few rare ones do not decide.
-MOST_ODDS = 4.0
+# The largest ratio that `ratio_scores` counts, so that few rare tokens do not decide.
+MOST_RATIO = 4.0
 # Strength at which a family is evaluated: small against 1, large against rounding.
 SMALL = 0.01
 
@@ -74,6 +74,33 @@ def smooth_scores(positions: Floats, degrees: int = SMOOTH_DEGREES) -> Floats:
     return values
 
 
+def mean_smooth_scores(
+    rows: Floats, others: Floats, keys: Floats, degrees: int = SMOOTH_DEGREES
+) -> Floats:
+    """The mean smooth score [degrees] of outcomes that follow `others`, tested against `rows`.
+
+    The transform of an outcome is uniform over its interval of [0, 1], so the polynomials are averaged
+    over that interval.
+
+    Args:
+        rows, others: distributions, [N, V]; `others` is zero where `rows` is zero.
+        keys: sort keys of the outcomes, [N, V].
+    """
+    odd = 2.0 * np.arange(1, degrees + 1) + 1.0
+    total = np.zeros(degrees)
+    # Row by row, so that a row's polynomials stay in the processor's cache.
+    for row, other, key in zip(rows, others, keys, strict=True):
+        order = np.argsort(key, kind="stable")
+        row, other = row[order], other[order]
+        edges = np.concatenate([[0.0], np.cumsum(row)]).clip(0.0, 1.0)
+        density = np.divide(other, row, out=np.zeros_like(row), where=row > 0)
+        # The integral of the polynomial of degree n is the difference of its neighbours / (2n + 1).
+        values = legendre.legvander(2.0 * edges - 1.0, degrees + 1)
+        total += density @ np.diff(values[:, 2:] - values[:, :-2], axis=0)
+    means: Floats = total / (2.0 * np.sqrt(odd) * len(rows))
+    return means
+
+
 def group_scores(rows: Floats, chosen: Ints, groups: Ints) -> tuple[Floats, Floats]:
     """Scores of outcomes by group, [N, G], and their summed covariance, [G, G].
 
@@ -107,22 +134,23 @@ def surprise_scores(rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
     return scores, second, fourth
 
 
-def leaning_scores(rows: Floats, draft_rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
-    """Bounded odds of outcomes, draft against row, less their expectation; as `surprise_scores` else.
+def ratio_scores(rows: Floats, draft_rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
+    """Bounded ratios of the draft's probability to the row's, less their expectation, and two moments.
 
-    Without the bound it is the efficient score for rows mixed with the draft's.
+    Shapes and moments are those of `surprise_scores`. Without the bound it is the efficient score for
+    rows mixed with the draft's.
     """
-    odds = odds_of(rows, draft_rows)
-    centred = odds - np.einsum("ij,ij->i", rows, odds)[:, None]
+    ratios = ratios_of(rows, draft_rows)
+    centred = ratios - np.einsum("ij,ij->i", rows, ratios)[:, None]
     squares = centred**2
     second, fourth = _dot(rows.ravel(), squares.ravel()), _dot(rows.ravel(), squares.ravel() ** 2)
     return centred[np.arange(len(rows)), chosen][:, None], np.array([[second]]), fourth
 
 
-def odds_of(rows: Floats, draft_rows: Floats) -> Floats:
+def ratios_of(rows: Floats, draft_rows: Floats) -> Floats:
     """The draft's probability of each outcome over the row's, [N, V], bounded; 0 where the row has none."""
-    odds = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
-    return np.minimum(odds, MOST_ODDS, out=odds)
+    ratios = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
+    return np.minimum(ratios, MOST_RATIO, out=ratios)
 
 
 def logs_of(rows: Floats) -> Floats:
@@ -133,7 +161,7 @@ def logs_of(rows: Floats) -> Floats:
 
 
 def _dot(row: Floats, values: Floats | np.ndarray[Any, np.dtype[np.bool_]]) -> float:
-    """The sum of products, without a library's threads, which wait longer for each other than this takes."""
+    """The sum of products, by NumPy alone: threads of a linear algebra library take longer to wake."""
     return float(np.einsum("i,i->", row, values))
 
 

@@ -62,7 +62,8 @@ _NAMES = {
 _SCALING = "rope.scaling."
 _ROPE_KINDS = {"none": "default", "linear": "linear", "yarn": "yarn"}
 _YARN = {"beta_fast": f"{_SCALING}yarn_beta_fast", "beta_slow": f"{_SCALING}yarn_beta_slow"}
-# These say what tensors show, what no model of a family that is read goes by, or belong to another scaling.
+# Keys that need not be read: tensors show the same, no family that is read goes by them, or they belong to
+# another scaling.
 _HARMLESS = (
     *("vocab_size", "tensor_data_layout", "rope.scale_linear", "attention.layer_norm_epsilon"),
     *("attention.sliding_window", "expert_weights_norm", "expert_feed_forward_length"),

@@ -33,7 +33,7 @@ class GgufFamily:
 
 
 def head_dim(values: Mapping[str, Any]) -> int:
-    """Values of a head, by the values that all have."""
+    """Size of an attention head: as given, or the hidden size shared out among the heads."""
     size: int = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
     return size
 

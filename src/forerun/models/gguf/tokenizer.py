@@ -210,7 +210,7 @@ def read_gguf_end_tokens(header: GgufHeader, vocab_size: int) -> frozenset[int]:
         named["eos_token_id"] = defaults.get("eos")
     given = [token for token in named.values() if token is not None]
     given += _ends_by_text(tokens) if isinstance(tokens, list) else []
-    return check_end_tokens(given, str(header.path), vocab_size)
+    return check_end_tokens(given, f"{header.path}: an end token", vocab_size)
 
 
 def _byte_level(own: Mapping[str, Any], kinds: Mapping[int, int]) -> Tokenizer:
