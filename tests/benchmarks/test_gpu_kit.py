@@ -119,7 +119,8 @@ def test_measure_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
     rows = run("measure", tmp_path, 4)
     [ended] = of_kind(rows, "ended")
     assert ended["by"] == "time"
-    assert "llama-8b transformers" in ended["left_out"]
+    # Where the machine is slow, nothing has begun by then.
+    assert ended["left_out"] == ["all"] or "llama-8b transformers" in ended["left_out"]
 
 
 @pytest.mark.slow
