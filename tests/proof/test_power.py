@@ -40,7 +40,7 @@ def score(
     tests.add_surprise("emitted, by log probability", rows, chosen)
     tests.add_groups("emitted, by group", rows, chosen)
     tests.add("round start, by draft", rows, chosen, -draft_rows / rows)
-    tests.add_ratios("round start, towards the draft", rows, draft_rows, chosen)
+    tests.add_ratios("round start, towards the draft", rows, draft_rows / rows, chosen)
     return tests
 
 

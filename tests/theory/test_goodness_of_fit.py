@@ -103,7 +103,8 @@ def one_test(kind: str, rows: Floats, followed: Floats, random: np.random.Genera
         test.add(*surprise_scores(rows, chosen))
     elif kind == "towards the draft":
         test = ScoreTest(kind, 1)
-        test.add(*ratio_scores(rows, np.roll(rows, 1, axis=1), chosen))
+        ratios = ratios_of(rows, np.roll(rows, 1, axis=1))
+        test.add(*ratio_scores(rows, ratios, chosen))
     else:
         low, own = mass_before(rows, chosen, -rows)
         test.add(smooth_scores(transform(low, own, random.random(len(rows)))))
@@ -145,7 +146,7 @@ def test_the_power_is_what_the_noncentrality_says(kind: str) -> None:
 
     def towards_the_draft(strength: float) -> tuple[Floats, Floats]:
         followed = drawn_to(rows, draft_rows, strength)
-        scores = (followed - rows) * ratios_of(rows, draft_rows)
+        scores = (followed - rows) * np.minimum(ratios_of(rows, draft_rows), MOST_RATIO)
         return followed, scores.sum(1).mean(keepdims=True)
 
     def group(strength: float) -> tuple[Floats, Floats]:
@@ -180,8 +181,8 @@ def test_mean_scores_of_the_distribution_itself_are_zero() -> None:
 def test_rare_tokens_do_not_decide_how_far_outcomes_lean_to_the_draft() -> None:
     """One token in a million that the draft is sure of counts a bounded number of times."""
     rows = np.tile([1e-6, 0.5, 0.5 - 1e-6], (100, 1))
-    draft_rows = np.tile([1.0, 0.0, 0.0], (100, 1))
-    scores, _, _ = ratio_scores(rows, draft_rows, np.repeat([0, 1], 50))
+    ratios = np.tile([1e6, 0.0, 0.0], (100, 1))
+    scores, _, _ = ratio_scores(rows, ratios, np.repeat([0, 1], 50))
     assert scores[:50] == pytest.approx(MOST_RATIO, rel=1e-4)
     assert np.allclose(scores[50:], -MOST_RATIO * 1e-6)
 

@@ -11,6 +11,7 @@ from scipy import optimize
 
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.theory.goodness_of_fit import (
+    MOST_RATIO,
     drawn_to,
     favoured,
     logs_of,
@@ -99,13 +100,13 @@ def _by_log_probability(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
 
 def _by_draft(tests: ScoreTests, rows: Floats, draft_rows: Floats) -> Iterator[tuple[str, float]]:
     """Names and rates of two tests: of ratios, and of ranks where ratios are rarely far from 1."""
-    others = drawn_to(rows, draft_rows)
+    others, ratios = drawn_to(rows, draft_rows), ratios_of(rows, draft_rows)
     distance = mean_total_variation(rows, others)
     name = "round start, towards the draft"
-    mean = ((others - rows) * ratios_of(rows, draft_rows)).sum(1).mean(keepdims=True)
+    bounded = np.minimum(ratios, MOST_RATIO)
+    mean = ((others - rows) * bounded).sum(1).mean(keepdims=True)
     yield name, _rate(tests.by_name[name].noncentrality(mean), distance)
     name = "round start, by draft"
-    ratios = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
     mean = mean_smooth_scores(rows, others, np.where(rows > 0, -ratios, np.inf))
     yield name, _rate(tests.by_name[name].noncentrality(mean), distance)
 

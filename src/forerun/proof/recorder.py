@@ -10,7 +10,7 @@ from forerun.core import Draft, Request, Verdict
 from forerun.measure.watching import VerifiedDraft
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.testing.enumeration import ends_of
-from forerun.theory.goodness_of_fit import mass_before
+from forerun.theory.goodness_of_fit import mass_before, ratios_of
 from forerun.theory.inputs import Floats
 from forerun.verification.decision import Decision, DecisionRule
 
@@ -83,12 +83,12 @@ class RoundTests:
             favour /= favour.sum()
         else:
             favour = _array(draft_rows[children[0]])[None]
-        ratio = np.divide(favour, row, out=np.zeros_like(row), where=row > 0)
+        ratios = ratios_of(row, favour)
         # Tokens that the target excludes come last; their probability is zero.
-        keys = np.where(row > 0, -ratio, np.inf)
+        keys = np.where(row > 0, -ratios, np.inf)
         chosen = np.array(verdict.token_ids[:1])
         self.tests.add("round start, by draft", row, chosen, keys)
-        self.tests.add_ratios("round start, towards the draft", row, favour, chosen)
+        self.tests.add_ratios("round start, towards the draft", row, ratios, chosen)
         self.starts.offer(row[0], favour[0])
 
     def _test_draft(self, verified: VerifiedDraft, draft_rows: Floats) -> None:

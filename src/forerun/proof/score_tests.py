@@ -76,9 +76,9 @@ class ScoreTests:
         """Add outcomes and their rows to a test of log probabilities."""
         self.named(name, 1).add(*surprise_scores(rows, chosen))
 
-    def add_ratios(self, name: str, rows: Floats, draft_rows: Floats, chosen: Ints) -> None:
-        """Add outcomes and the rows of target and draft to a test of their ratios."""
-        self.named(name, 1).add(*ratio_scores(rows, draft_rows, chosen))
+    def add_ratios(self, name: str, rows: Floats, ratios: Floats, chosen: Ints) -> None:
+        """Add outcomes, their rows and the ratios of the draft's to a test of these."""
+        self.named(name, 1).add(*ratio_scores(rows, ratios, chosen))
 
     def add_pairs(self, name: str, earlier: Floats, later: Floats) -> None:
         """Add pairs of transforms, [N] and [N], to a test of independence.

@@ -134,23 +134,25 @@ def surprise_scores(rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
     return scores, second, fourth
 
 
-def ratio_scores(rows: Floats, draft_rows: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
+def ratio_scores(rows: Floats, ratios: Floats, chosen: Ints) -> tuple[Floats, Floats, float]:
     """Bounded ratios of the draft's probability to the row's, less their expectation, and two moments.
 
     Shapes and moments are those of `surprise_scores`. Without the bound it is the efficient score for
     rows mixed with the draft's.
+
+    Args:
+        ratios: those of `ratios_of`, [N, V].
     """
-    ratios = ratios_of(rows, draft_rows)
-    centred = ratios - np.einsum("ij,ij->i", rows, ratios)[:, None]
+    bounded = np.minimum(ratios, MOST_RATIO)
+    centred = bounded - np.einsum("ij,ij->i", rows, bounded)[:, None]
     squares = centred**2
     second, fourth = _dot(rows.ravel(), squares.ravel()), _dot(rows.ravel(), squares.ravel() ** 2)
     return centred[np.arange(len(rows)), chosen][:, None], np.array([[second]]), fourth
 
 
 def ratios_of(rows: Floats, draft_rows: Floats) -> Floats:
-    """The draft's probability of each outcome over the row's, [N, V], bounded; 0 where the row has none."""
-    ratios = np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
-    return np.minimum(ratios, MOST_RATIO, out=ratios)
+    """The draft's probability of each outcome over the row's, [N, V]; 0 where the row has none."""
+    return np.divide(draft_rows, rows, out=np.zeros_like(rows), where=rows > 0)
 
 
 def logs_of(rows: Floats) -> Floats:
