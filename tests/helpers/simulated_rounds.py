@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from random import Random
 
 from forerun.contracts import Policy
@@ -13,6 +14,7 @@ from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 
 VOCABULARY = 5
+_numbers = count()
 
 
 @dataclass(repr=False)
@@ -80,6 +82,7 @@ class World:
         interrupted: share of drafts and forwards that take 1.5 to 4.5 times as long.
         cooled: how many times as long a draft takes after eight rounds without one.
         chilled: how many times as long the first plain rounds after a draft take.
+        temperature: of the requests.
     """
 
     drafter: SimulatedDrafter
@@ -90,6 +93,7 @@ class World:
     interrupted: float = 0.0
     cooled: float = 1.0
     chilled: Sequence[float] = ()
+    temperature: float = 1.0
     drafted: int = field(default=0, init=False)
     _cold: list[float] = field(default_factory=list, init=False)
     _without: int = field(default=0, init=False)
@@ -103,11 +107,10 @@ class World:
         """The seconds of each output, by a policy that is attached."""
         chance, seconds = Random(self.seed), []
         self._cold = list(self.cold)
-        for number, tokens in enumerate(outputs):
-            params = SamplingParams(max_tokens=tokens)
+        for tokens in outputs:
+            params = SamplingParams(max_tokens=tokens, temperature=self.temperature)
             running = [
-                Request(number * batch_size + index, [1] * 20, 20, params, seed=0)
-                for index in range(batch_size)
+                Request(next(_numbers), [1] * 20, 20, params, seed=0) for _ in range(batch_size)
             ]
             seconds.append(0.0)
             while running:

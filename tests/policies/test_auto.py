@@ -491,6 +491,42 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found(planning: float) 
     assert world.drafted > 0.7 * (400 - found[0])
 
 
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_drawn_texts_say_nothing_of_greedy_ones(looks_up: bool) -> None:
+    """Greedy requests take hardly longer if sampled ones, which accept little, come between them."""
+
+    def seconds(between: int) -> float:
+        good = SimulatedDrafter(looks_up=looks_up, rate=lambda _: 0.9, token_seconds=0.05)
+        greedy = World(good, forward=rising(0.2), temperature=0.0)
+        sampled = World(replace(good, rate=lambda _: 0.1), forward=rising(0.2))
+        made = policy(greedy)
+        made.attach(ToyModel(5), good, 1)  # type: ignore[arg-type]
+        made.clock = itertools.count(step=0.02).__next__
+        total = 0.0
+        for _ in range(6):
+            sampled.each(made, [128] * between)
+            total += sum(greedy.each(made, [128]))
+        return total
+
+    assert seconds(1) < 1.08 * seconds(0)
+
+
+def test_what_gains_little_is_looked_for_less_often() -> None:
+    """Pauses grow with the rounds in vain, and with the price of a look over what its drafts gain."""
+    good, bad = budget.Search(), budget.Search()
+    for _ in range(200):
+        good.gained(2.0)
+        bad.gained(-0.1)
+    pauses = []
+    for search in (good, bad, bad):
+        search.found_nothing(50)
+        pauses.append(search.pause(0.05))
+    assert 1.0 < pauses[0] < pauses[1] / 4 < pauses[2] / 5
+    assert bad.pause(0.0) == 0.0
+    bad.found()
+    assert bad.pause(0.05) == 0.0
+
+
 def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:
     """Nor has the time of its next try come: it could not have drafted."""
     sure = lambda position: 1.0 if position < 60 else 0.0  # noqa: E731

@@ -28,7 +28,14 @@ from forerun.costs.table import CostTable
 from forerun.options import options
 from forerun.policies.base import BasePolicy
 from forerun.policies.beliefs import Beliefs, Member
-from forerun.policies.budget import FIRST_TOKENS, MOST_PLANNING, TUITION, Account, Trials
+from forerun.policies.budget import (
+    FIRST_TOKENS,
+    MOST_PLANNING,
+    TUITION,
+    Account,
+    Search,
+    Trials,
+)
 from forerun.policies.costs import LiveCosts
 from forerun.policies.decisions import Decisions, Seen
 from forerun.policies.lengths import Offer
@@ -41,11 +48,9 @@ LONGEST = 16
 # If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
 # applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
-# Elsewhere, if looking up does not pay, it pauses, because planning takes time too. After n rounds without an
-# accepted token, text begins to repeat itself about once in n rounds, and a pause of r rounds misses r / 2 of
-# what it repeats. Texts differ, so at most MOST_DRY rounds count, and early in a text a pause is at most the
-# share EARLY of what is written.
-MOST_DRY, EARLY = 1024, 0.5
+# Elsewhere, if looking up does not pay, it pauses (`Search`), early in a text for at most the share EARLY of
+# what is written.
+EARLY = 0.5
 # Step with which the share of time that planning takes follows what is measured.
 SHARE_STEP = 0.05
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
@@ -113,8 +118,11 @@ class AutoPolicy(BasePolicy):
         self._seen, self._plain, self._planning = list[Seen](), list[Seen](), 0.0
         # Share of a plain round that planning takes where nothing pays.
         self._plan_share = 0.0
-        # Rounds: all, those since a draft, since an accepted token, and drafting ones since a plain one.
-        self._rounds = self._undrafted = self._dry = self._drafted = 0
+        # By whether all requests are greedy: other texts repeat themselves less.
+        self._searches = {True: Search(), False: Search()}
+        self._search = self._searches[True]
+        # Rounds: all, those since a draft, and drafting ones since a plain one.
+        self._rounds = self._undrafted = self._drafted = 0
 
     @property
     def costs(self) -> LiveCosts:
@@ -171,6 +179,7 @@ class AutoPolicy(BasePolicy):
         self._take_in(batch_size=len(requests))
         timed = self._drafted >= TIMED_AFTER or not self.costs.is_known
         self._requests, self._ids = list(requests), ids
+        self._search = self._searches[all(request.params.greedy for request in requests)]
         self._running = texts = [self._text(request) for request in requests]
         for text in texts:
             text.choice, text.reason = None, PlainReason.TIMED if timed else PlainReason.PAUSED
@@ -242,7 +251,7 @@ class AutoPolicy(BasePolicy):
             self._plain += seen
             self._undrafted += len(seen)
             if any(text.reason not in _NOT_LOOKED for text in self._running):
-                self._dry = min(self._dry + len(seen), MOST_DRY)
+                self._search.found_nothing(len(seen))
         if seen:
             chosen = {text.choice.offer.member for text in self._running if text.choice}
             for member in self._offering.keys() - chosen:
@@ -280,7 +289,6 @@ class AutoPolicy(BasePolicy):
         after = COLD_AFTER if all(offer.member.looks_up for offer in offers) else 1
         cold = extra > 0 and (first or self._undrafted >= after)
         accepted = self._learn_acceptance(seen)
-        self._dry = 0 if accepted else self._dry + count
         self._undrafted = 0 if extra else self._undrafted + count
         self._drafted = self._drafted + count if extra else 0
         warm = seen[cold:]
@@ -296,6 +304,12 @@ class AutoPolicy(BasePolicy):
         emitted = sum(sum(one.emitted) for one in seen)
         planning = sum(one.planning for one in seen)
         beliefs.account.settle(emitted / batch_size, seconds / plain, planning / plain)
+        if accepted:
+            self._search.found()
+        else:
+            self._search.found_nothing(count)
+        if all(offer.member.looks_up for offer in offers):
+            self._search.gained((emitted / batch_size - seconds / plain) / count)
         proven = all(offer.member.acceptance.evidence >= PROVEN for offer in offers)
         if self._tried is not None or not proven:
             # The prompt of a proven drafter is an investment, any other a loss.
@@ -377,8 +391,7 @@ class AutoPolicy(BasePolicy):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
             written = min(request.num_output_tokens for request in requests)
-            pause = (2.0 * self._plan_share * self._dry) ** 0.5
-            return int(max(min(pause, 1 + EARLY * written), 1))
+            return int(max(min(self._search.pause(self._plan_share), 1 + EARLY * written), 1))
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._beliefs.members)

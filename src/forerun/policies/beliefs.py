@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.contracts import Drafter
 from forerun.core import Request
-from forerun.policies.acceptance import Acceptance, level_of
+from forerun.policies.acceptance import SAMPLED, Acceptance, level_of
 from forerun.policies.budget import Account, Trials
 from forerun.policies.costs import MUCH, LiveCosts
 
@@ -52,14 +52,17 @@ class Member:
             self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
-        """Level of the drafter's confidence; None if nothing was found.
+        """Level of the drafter's confidence, plus SAMPLED if the request samples; None if nothing was found.
 
         A model always finds tokens and has level 0.
         """
-        if not self.looks_up:
-            return 0
-        confidence = self.drafter.confidence(request)
-        return level_of(confidence) if confidence > 0.0 else None
+        level = 0 if request.params.greedy else SAMPLED
+        if self.looks_up:
+            confidence = self.drafter.confidence(request)
+            if confidence <= 0.0:
+                return None
+            level += level_of(confidence)
+        return level
 
     def observe(
         self, request: Request, level: int, planned: int, accepted: int, nodes: int

@@ -18,6 +18,9 @@ FIRST_TOKENS = 128
 TUITION, SHORT = 0.05, 8.0
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
+# Most rounds without an accepted token that count, because texts differ. Gain of a round with drafts of lookups,
+# in plain rounds: at first, at least, and the step with which it follows what is seen.
+MOST_DRY, GAIN, LEAST_GAIN, GAIN_STEP = 1024, 1.0, 0.05, 0.05
 # Bounds of the credit, in plain rounds. Losses below LEAST are forgiven: drafts are only tried if they can be
 # paid for, so those losses were mostly noise. A file restores at most RESTORED.
 LEAST, MOST, RESTORED = -1.0, 10.0, 8.0
@@ -124,3 +127,34 @@ class Trials:
         pause, waited = map(int, learned)
         if 0 <= pause <= LONGEST_PAUSE and waited >= 0:
             self.pause, self.waited = pause, min(waited, LONGEST_PAUSE)
+
+
+class Search:
+    """Pauses of looking up where it does not pay, because planning takes time too.
+
+    After n rounds without an accepted token, text begins to repeat itself about once in n rounds, and a
+    pause of r rounds misses r / 2 of what it repeats, each with the gain of a round that drafts.
+    """
+
+    def __init__(self) -> None:
+        self._dry, self._gain = 0, GAIN
+
+    def found(self) -> None:
+        """Record an accepted token."""
+        self._dry = 0
+
+    def found_nothing(self, rounds: int) -> None:
+        """Record rounds without an accepted token."""
+        self._dry = min(self._dry + rounds, MOST_DRY)
+
+    def gained(self, rounds: float) -> None:
+        """Record what a round with drafts of lookups has gained, in plain rounds."""
+        self._gain += GAIN_STEP * (rounds - self._gain)
+
+    def pause(self, planning: float) -> float:
+        """The number of rounds that costs least.
+
+        Args:
+            planning: time that planning a round takes, in plain rounds.
+        """
+        return math.sqrt(2.0 * planning * self._dry / max(self._gain, LEAST_GAIN))

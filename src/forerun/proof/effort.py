@@ -46,7 +46,7 @@ class Effort:
         description="Tokens for the statistics, at least; left out, what the time allows, up to "
         f"{TOKENS_A_SECOND} a second of --seconds. Four times as many halve the detection limit.",
     )
-    output_tokens: int = Field(default=64, ge=2, le=2**31, description="Length of every output.")
+    output_tokens: int = Field(default=128, ge=2, le=2**31, description="Length of every output.")
     equality_prompts: int | None = Field(
         default=None,
         ge=1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from scipy import optimize
 from forerun.proof.score_tests import SampledRows, ScoreTests
 from forerun.theory.goodness_of_fit import (
     MOST_RATIO,
+    ScoreTest,
     drawn_to,
     favoured,
     logs_of,
@@ -69,11 +70,10 @@ def limits(
     """
     rates: dict[str, Iterable[tuple[str, float]]] = {}
     if rows.rows:
-        (p,) = rows.stacked()
-        rates["temperature"] = [_by_log_probability(tests, p)]
-        rates["token group"] = [_by_group(tests, p)]
+        rates["temperature"] = [_by_log_probability(tests, rows)]
+        rates["token group"] = [_by_group(tests, rows)]
     if starts.rows:
-        rates["towards the draft"] = _by_draft(tests, *starts.stacked())
+        rates["towards the draft"] = _by_draft(tests, starts)
     for family, meaning in FAMILIES.items():
         found = []
         for name, rate in rates.get(family, ()):
@@ -87,45 +87,54 @@ def limits(
             yield Limit(family, meaning, name, distance)
 
 
-def _by_log_probability(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
-    """Name of the test that detects another temperature, and its noncentrality.
+def _by_log_probability(tests: ScoreTests, sample: SampledRows) -> tuple[str, float]:
+    """Name of the test that detects another temperature, and its rate."""
+    name, effects = "emitted, by log probability", []
+    for (rows,) in sample:
+        others = sharpened(rows)
+        mean = ((others - rows) * logs_of(rows)).sum(1)
+        effects.append((mean, mean_total_variation(rows, others)))
+    return name, _rate(tests.by_name[name], effects)
 
-    The noncentrality is per outcome and squared total variation.
-    """
-    name = "emitted, by log probability"
-    others = sharpened(rows)
-    mean = ((others - rows) * logs_of(rows)).sum(1).mean(keepdims=True)
-    return name, _rate(tests.by_name[name].noncentrality(mean), mean_total_variation(rows, others))
 
-
-def _by_draft(tests: ScoreTests, rows: Floats, draft_rows: Floats) -> Iterator[tuple[str, float]]:
+def _by_draft(tests: ScoreTests, sample: SampledRows) -> Iterator[tuple[str, float]]:
     """Names and rates of two tests: of ratios, and of ranks where ratios are rarely far from 1."""
-    others, ratios = drawn_to(rows, draft_rows), ratios_of(rows, draft_rows)
-    distance = mean_total_variation(rows, others)
-    name = "round start, towards the draft"
-    bounded = np.minimum(ratios, MOST_RATIO)
-    mean = ((others - rows) * bounded).sum(1).mean(keepdims=True)
-    yield name, _rate(tests.by_name[name].noncentrality(mean), distance)
-    name = "round start, by draft"
-    mean = mean_smooth_scores(rows, others, np.where(rows > 0, -ratios, np.inf))
-    yield name, _rate(tests.by_name[name].noncentrality(mean), distance)
-
-
-def _by_group(tests: ScoreTests, rows: Floats) -> tuple[str, float]:
-    name = "emitted, by group"
-    rates = []
-    member = np.eye(int(tests.groups.max()) + 1)[tests.groups]
-    for group in range(member.shape[1]):
-        others = favoured(rows, tests.groups, group)
-        mean = ((others - rows) @ member).mean(0)
+    by_ratio, by_rank = [], []
+    for rows, draft_rows in sample:
+        others, ratios = drawn_to(rows, draft_rows), ratios_of(rows, draft_rows)
         distance = mean_total_variation(rows, others)
-        if distance > 0:
-            rates.append(_rate(tests.by_name[name].noncentrality(mean), distance))
-    return name, min(rates, default=0.0)
+        mean = ((others - rows) * np.minimum(ratios, MOST_RATIO)).sum(1)
+        by_ratio.append((mean, distance))
+        keys = np.where(rows > 0, -ratios, np.inf)
+        by_rank.append((mean_smooth_scores(rows, others, keys), distance))
+    for name, effects in (("towards the draft", by_ratio), ("by draft", by_rank)):
+        test = tests.by_name[f"round start, {name}"]
+        yield test.name, _rate(test, effects)
 
 
-def _rate(noncentrality: float, distance: float) -> float:
-    return noncentrality / distance**2 if distance > 0 else 0.0
+def _by_group(tests: ScoreTests, sample: SampledRows) -> tuple[str, float]:
+    """Name of the test that detects raised odds of a group, and its rate for the worst group."""
+    test = tests.by_name["emitted, by group"]
+    member = np.eye(int(tests.groups.max()) + 1)[tests.groups]
+    effects: list[list[tuple[Floats, float]]] = [[] for _ in range(member.shape[1])]
+    for (rows,) in sample:
+        for group, of_group in enumerate(effects):
+            others = favoured(rows, tests.groups, group)
+            mean = ((others - rows) @ member)[0]
+            of_group.append((mean, mean_total_variation(rows, others)))
+    rates = [_rate(test, of_group) for of_group in effects]
+    return test.name, min((rate for rate in rates if rate > 0), default=0.0)
+
+
+def _rate(test: ScoreTest, effects: Sequence[tuple[Floats, float]]) -> float:
+    """Noncentrality of a test per outcome and squared total variation; 0 if nothing deviates.
+
+    Args:
+        effects: mean score and total variation at each sampled row.
+    """
+    means, distances = zip(*effects, strict=True)
+    distance = float(np.mean(distances))
+    return test.noncentrality(np.mean(means, axis=0)) / distance**2 if distance > 0 else 0.0
 
 
 @lru_cache

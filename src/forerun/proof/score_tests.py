@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.theory.goodness_of_fit import (
     SMOOTH_DEGREES,
@@ -106,7 +108,7 @@ class SampledRows:
 
     random: np.random.Generator
     seen: int = 0
-    rows: list[tuple[Floats, ...]] = field(default_factory=list)
+    rows: list[tuple[NDArray[np.float32], ...]] = field(default_factory=list)
 
     def offer(self, *rows: Floats) -> None:
         """Offer a tuple of rows [V] to the sample (Vitter's algorithm R)."""
@@ -115,8 +117,9 @@ class SampledRows:
         if slot == SAMPLED_ROWS:
             slot = int(self.random.integers(self.seen))
         if slot < SAMPLED_ROWS:
-            self.rows[slot : slot + 1] = [tuple(row.copy() for row in rows)]
+            self.rows[slot : slot + 1] = [tuple(row.astype(np.float32) for row in rows)]
 
-    def stacked(self) -> list[Floats]:
-        """The sampled rows of each kind, [N, V]."""
-        return [np.array(rows) for rows in zip(*self.rows, strict=True)]
+    def __iter__(self) -> Iterator[tuple[Floats, ...]]:
+        """Each tuple of rows, in double precision, [1, V]."""
+        for rows in self.rows:
+            yield tuple(row[None].astype(np.float64) for row in rows)
