@@ -18,7 +18,7 @@ FIRST_TOKENS = 128
 TUITION, SHORT = 0.05, 8.0
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
-# Most rounds without an accepted token that count, because texts differ. Gain of a round with drafts of lookups,
+# Most rounds without an accepted token that count: texts differ. What a drafting round of lookups gains,
 # in plain rounds: at first, at least, and the step with which it follows what is seen.
 MOST_DRY, GAIN, LEAST_GAIN, GAIN_STEP = 1024, 1.0, 0.05, 0.05
 # Bounds of the credit, in plain rounds. Losses below LEAST are forgiven: drafts are only tried if they can be
