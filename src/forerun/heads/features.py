@@ -132,8 +132,10 @@ class Features:
                 continue
             path = verdict.path
             count = len(path) + 1
-            # A copy, for a view would keep the states of all requests of the round.
-            if not path or path[-1] == count - 2:
+            if states.shape[:2] == (1, count):
+                own = states[0]
+            elif not path or path[-1] == count - 2:
+                # A copy, for a view would keep the states of all requests of the round.
                 own = states[index, :count].clone()
             else:
                 own = states[index, [0, *(node + 1 for node in path)]]
