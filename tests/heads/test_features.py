@@ -50,13 +50,14 @@ def prefill(features: Features, asked: Request, start: int) -> None:
 
 
 def a_round(features: Features, asked: Request, emitted: list[int]) -> None:
-    """A round with a draft of twice as many nodes, of which every other is on the accepted path."""
-    start, path = len(asked) - 1, tuple(range(1, 2 * len(emitted) - 1, 2))
+    """A round whose draft is accepted whole, or has twice as many nodes, of which every other is accepted."""
+    step = random.choice((1, 2))
+    start, path = len(asked) - 1, tuple(range(step - 1, step * len(emitted) - 1, step))
     asked.extend(emitted)
     wanted = output_of(asked.token_ids, range(start, start + len(emitted)))
     hidden = {}
     for layer, states in wanted.hidden.items():
-        hidden[layer] = torch.full((1, 2 * len(emitted), 1), torch.nan)
+        hidden[layer] = torch.full((1, step * len(emitted), 1), torch.nan)
         hidden[layer][:, [0, *(node + 1 for node in path)]] = states
     verdict = Verdict(path, tuple(emitted), (Origin.ACCEPTED,) * len(emitted))
     features.observe([asked], [verdict], ForwardOutput(None, hidden))

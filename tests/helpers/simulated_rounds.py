@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from random import Random
 
 from forerun.contracts import Policy
@@ -14,7 +14,7 @@ from forerun.params import SamplingParams
 from forerun.testing import ToyModel
 
 VOCABULARY = 5
-_numbers = count()
+_numbers = itertools.count()
 
 
 @dataclass(repr=False)

@@ -297,12 +297,12 @@ def test_a_try_that_is_cancelled_has_not_failed() -> None:
     where = world(0.0, USUAL)
     policy = new_policy(where)
     where.each(policy, [TOKENS] * 2)
-    pause = policy.learned["members"]["simulated"]["trials"][0]
+    pause = policy.learned["members"]["simulated, sampled"]["trials"][0]
     for number in range(20, 40):
         request = Request(number, [1] * 20, 20, SamplingParams(max_tokens=TOKENS), seed=0)
         policy.plan([request])
         policy.release(request)
-    assert policy.learned["members"]["simulated"]["trials"][0] == pause
+    assert policy.learned["members"]["simulated, sampled"]["trials"][0] == pause
 
 
 def test_another_text_is_noticed_however_long_nothing_paid() -> None:
@@ -372,7 +372,7 @@ def test_why_a_drafter_was_given_up_is_said_in_words() -> None:
     assert policy.given_up() == []
     where.each(policy, [TOKENS])
     [sentence] = policy.given_up()
-    assert sentence.startswith("simulated was given up after ")
+    assert sentence.startswith("simulated was given up for sampled requests after ")
     assert "0 of " in sentence
     assert "--policy fixed" in sentence
     [later] = new_policy(where, policy.learned).given_up()
@@ -438,13 +438,13 @@ def test_what_was_learned_is_written_on_closing_and_when_the_policy_is_gone(fold
     where.each(policy, [TOKENS])
     policy.close()
     [content] = contents(folder)
-    assert content["learned"]["members"]["simulated"]["trials"][0] > 0
+    assert content["learned"]["members"]["simulated, sampled"]["trials"][0] > 0
     other, where = attached()
     assert other.given_up()
     where.each(other, [TOKENS] * 8)
     del other
     [later] = contents(folder)
-    pauses = [c["learned"]["members"]["simulated"]["trials"][0] for c in (content, later)]
+    pauses = [c["learned"]["members"]["simulated, sampled"]["trials"][0] for c in (content, later)]
     assert pauses[1] > pauses[0]
 
 
@@ -474,7 +474,7 @@ def test_what_was_learned_is_written_while_a_request_runs(
         {
             "learned": {
                 "drafts": {"simulated": [9.0, 0, None]},
-                "members": {"simulated": {"acceptance": {}, "trials": [1e400, 0]}},
+                "members": {"simulated, sampled": {"acceptance": {}, "trials": [1e400, 0]}},
                 "account": [1, 0],
             }
         },

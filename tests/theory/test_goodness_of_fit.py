@@ -219,3 +219,5 @@ def test_holm(p_values: list[float]) -> None:
 
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.01, 0.04, 0.03], [2.0, 1.0, 1.0]) == pytest.approx([0.02, 0.06, 0.06])
+    assert holm([0.01, 0.04, 0.03], [1.0, 4.0, 1.0]) == pytest.approx([0.06, 0.06, 0.06])

@@ -132,11 +132,11 @@ class Features:
                 continue
             path = verdict.path
             count = len(path) + 1
-            if states.shape[:2] == (1, count):
-                own = states[0]
-            elif not path or path[-1] == count - 2:
-                # A copy, for a view would keep the states of all requests of the round.
-                own = states[index, :count].clone()
+            if not path or path[-1] == count - 2:
+                own = states[index, :count]
+                if states.shape[:2] != (1, count):
+                    # A view would keep the states of all requests of the round.
+                    own = own.clone()
             else:
                 own = states[index, [0, *(node + 1 for node in path)]]
             start = len(request) - len(verdict.token_ids) - 1

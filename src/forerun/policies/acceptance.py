@@ -27,8 +27,6 @@ RESTORED_WEIGHT = 40.0
 # Tokens with a lower probability of being accepted are not offered.
 NEGLIGIBLE = 0.03
 LEVELS = 8
-# Added to the levels of requests that sample: what is drawn is accepted less often than what is most likely.
-SAMPLED = LEVELS + 1
 
 
 class Rates:
@@ -205,4 +203,4 @@ def level_of(confidence: float) -> int:
 
 def level_rate(level: int) -> float:
     """Assumed acceptance rate at a level before any draft was seen; drafters tend to be overconfident."""
-    return 0.8 * (level % SAMPLED + 0.5) / (LEVELS + 1)
+    return 0.8 * (level + 0.5) / (LEVELS + 1)

@@ -118,7 +118,7 @@ class AutoPolicy(BasePolicy):
         self._seen, self._plain, self._planning = list[Seen](), list[Seen](), 0.0
         # Share of a plain round that planning takes where nothing pays.
         self._plan_share = 0.0
-        # By whether all requests are greedy: other texts repeat themselves less.
+        # For batches of greedy requests, and for others: sampled text repeats itself less.
         self._searches = {True: Search(), False: Search()}
         self._search = self._searches[True]
         # Rounds: all, those since a draft, and drafting ones since a plain one.
@@ -137,7 +137,11 @@ class AutoPolicy(BasePolicy):
         """Receive target and drafter; time the target's forwards if that was never done."""
         self._several = bool(drafter.members)
         members = drafter.members or (drafter,)
-        self._beliefs.members = [Member(place, member) for place, member in enumerate(members)]
+        self._beliefs.members = [
+            Member(place, member, greedy)
+            for greedy in (True, False)
+            for place, member in enumerate(members)
+        ]
         if self.settings.calibrate:
             self._memory = recall(target, drafter, rows)
             self.know(self._memory.table)
@@ -308,7 +312,7 @@ class AutoPolicy(BasePolicy):
             self._search.found()
         else:
             self._search.found_nothing(count)
-        if all(offer.member.looks_up for offer in offers):
+        if self._tried is None and all(offer.member.looks_up for offer in offers):
             self._search.gained((emitted / batch_size - seconds / plain) / count)
         proven = all(offer.member.acceptance.evidence >= PROVEN for offer in offers)
         if self._tried is not None or not proven:
@@ -394,7 +398,7 @@ class AutoPolicy(BasePolicy):
             return int(max(min(self._search.pause(self._plan_share), 1 + EARLY * written), 1))
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
-        left = min(member.trials.rounds_left for member in self._beliefs.members)
+        left = min(member.trials.rounds_left for member in self._offering)
         # Rest as long as before, as knowledge changes ever more slowly. A try that cannot be paid for waits.
         rest = min(max(self._undrafted, REST), LONGEST_REST)
         return min(left, rest) if left > 0 else REST

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.contracts import Drafter
 from forerun.core import Request
-from forerun.policies.acceptance import SAMPLED, Acceptance, level_of
+from forerun.policies.acceptance import Acceptance, level_of
 from forerun.policies.budget import Account, Trials
 from forerun.policies.costs import MUCH, LiveCosts
 
@@ -23,15 +23,18 @@ WIDTH_STEP = 0.05
 
 
 class Member:
-    """One of the drafters that can be chosen.
+    """One of the drafters that can be chosen, for greedy requests or for those that sample.
+
+    A sampled token matches a draft less often than a greedy one.
 
     Args:
         place: index among the drafter's members.
         drafter: the drafter itself.
+        greedy: whether it is for greedy requests.
     """
 
-    def __init__(self, place: int, drafter: Drafter) -> None:
-        self.place, self.drafter = place, drafter
+    def __init__(self, place: int, drafter: Drafter, greedy: bool) -> None:
+        self.place, self.drafter, self.greedy = place, drafter, greedy
         self.name, self.looks_up = drafter.name, drafter.looks_up
         self.forget()
 
@@ -52,17 +55,14 @@ class Member:
             self.acceptance = Acceptance([ORDINARY_RATE], ORDINARY_WEIGHT)
 
     def level(self, request: Request) -> int | None:
-        """Level of the drafter's confidence, plus SAMPLED if the request samples; None if nothing was found.
+        """Level of the drafter's confidence; None if nothing was found.
 
         A model always finds tokens and has level 0.
         """
-        level = 0 if request.params.greedy else SAMPLED
-        if self.looks_up:
-            confidence = self.drafter.confidence(request)
-            if confidence <= 0.0:
-                return None
-            level += level_of(confidence)
-        return level
+        if not self.looks_up:
+            return 0
+        confidence = self.drafter.confidence(request)
+        return level_of(confidence) if confidence > 0.0 else None
 
     def observe(
         self, request: Request, level: int, planned: int, accepted: int, nodes: int
@@ -77,6 +77,11 @@ class Member:
         self.accepted += accepted
 
     @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return f"{self.name}, {'greedy' if self.greedy else 'sampled'}"
+
+    @property
     def is_given_up(self) -> bool:
         """True if the drafter was tried in vain, or waits for a try that cannot be paid for."""
         return self.trials.is_given_up and self.acceptance.evidence > 0
@@ -89,9 +94,10 @@ class Member:
         """
         seen = f"after {self.rounds} rounds ({self.accepted} of {self.drafted} drafted tokens accepted)"
         return (
-            f"{self.name} was given up {seen if self.rounds else 'in an earlier run'}: a drafted token takes "
-            f"{cost:.2f} of a plain round, and with its check more than it brings; it is tried again now and "
-            "then, and --policy fixed drafts on"
+            f"{self.name} was given up for {'greedy' if self.greedy else 'sampled'} requests "
+            f"{seen if self.rounds else 'in an earlier run'}: a drafted token takes {cost:.2f} of a "
+            "plain round, and with its check more than it brings; it is tried again now and then, and "
+            "--policy fixed drafts on"
         )
 
 
@@ -102,7 +108,7 @@ class Beliefs:
     Args:
         account: time that drafts may lose.
         costs: costs of rounds.
-        members: the drafters, in the order of the drafter's members.
+        members: the drafters for greedy requests, and those for sampled ones, in the same order.
     """
 
     account: Account
@@ -124,7 +130,7 @@ class Beliefs:
         return {
             "drafts": self.costs.as_dict(),
             "members": {
-                member.name: {
+                member.key: {
                     "acceptance": member.acceptance.as_dict(),
                     "trials": member.trials.learned,
                 }
@@ -137,7 +143,7 @@ class Beliefs:
         """Start from the beliefs that `learned` returned."""
         self.costs.restore(learned["drafts"])
         for member in self.members:
-            if known := learned["members"].get(member.name):
+            if known := learned["members"].get(member.key):
                 member.acceptance.restore(known["acceptance"])
                 member.trials.restore(known["trials"])
         self.account.restore(learned["account"])

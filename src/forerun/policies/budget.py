@@ -18,9 +18,11 @@ FIRST_TOKENS = 128
 TUITION, SHORT = 0.05, 8.0
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
-# Most rounds without an accepted token that count: texts differ. What a drafting round of lookups gains,
-# in plain rounds: at first, at least, and the step with which it follows what is seen.
-MOST_DRY, GAIN, LEAST_GAIN, GAIN_STEP = 1024, 1.0, 0.05, 0.05
+# Most rounds without an accepted token that count: texts differ.
+MOST_DRY = 1024
+# Mean gain of rounds that draft by looking up, in plain rounds: before any was seen, at least, and the step
+# with which it follows them. A loss of more than MOST_LOSS was an interruption.
+FIRST_GAIN, LEAST_MEAN_GAIN, GAIN_STEP, MOST_LOSS = 1.0, 0.05, 0.05, 1.0
 # Bounds of the credit, in plain rounds. Losses below LEAST are forgiven: drafts are only tried if they can be
 # paid for, so those losses were mostly noise. A file restores at most RESTORED.
 LEAST, MOST, RESTORED = -1.0, 10.0, 8.0
@@ -137,7 +139,7 @@ class Search:
     """
 
     def __init__(self) -> None:
-        self._dry, self._gain = 0, GAIN
+        self._dry, self._gain = 0, FIRST_GAIN
 
     def found(self) -> None:
         """Record an accepted token."""
@@ -147,9 +149,9 @@ class Search:
         """Record rounds without an accepted token."""
         self._dry = min(self._dry + rounds, MOST_DRY)
 
-    def gained(self, rounds: float) -> None:
-        """Record what a round with drafts of lookups has gained, in plain rounds."""
-        self._gain += GAIN_STEP * (rounds - self._gain)
+    def gained(self, gain: float) -> None:
+        """Record what a round that drafted by looking up has gained, in plain rounds."""
+        self._gain += GAIN_STEP * (max(gain, -MOST_LOSS) - self._gain)
 
     def pause(self, planning: float) -> float:
         """The number of rounds that costs least.
@@ -157,4 +159,4 @@ class Search:
         Args:
             planning: time that planning a round takes, in plain rounds.
         """
-        return math.sqrt(2.0 * planning * self._dry / max(self._gain, LEAST_GAIN))
+        return math.sqrt(2.0 * planning * self._dry / max(self._gain, LEAST_MEAN_GAIN))

@@ -27,7 +27,7 @@ from forerun.processor import cpu_name
 logger = logging.getLogger(__name__)
 
 # Version of the files' format.
-FORM = 3
+FORM = 4
 # Least seconds between writes; the file is also written when the policy or the program ends.
 SAVE_SECONDS = 30.0
 # Lengths of rehearsed drafts, by round: to warm up, to time drafts, and to time rounds with arbitrary tokens.
@@ -85,14 +85,14 @@ class Memory:
 
     def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
         """Rehearse rounds, to warm up drafts, to time unknown ones, and to measure the machine's speed."""
-        costs, places = (
-            beliefs.costs,
-            [None] if len(beliefs.members) == 1 else range(len(beliefs.members)),
-        )
+        costs = beliefs.costs
+        # Costs are those of the drafter, whatever it drafts for.
+        members = [member for member in beliefs.members if member.greedy]
+        places = [None] if len(members) == 1 else range(len(members))
         slow, before = costs.plain_seconds(1) > SLOW, costs.plain_seconds(1) * self._speed
         makers = [
             (member, place)
-            for member, place in zip(beliefs.members, places, strict=True)
+            for member, place in zip(members, places, strict=True)
             if _makes_tokens(member.drafter)
         ]
         for _, place in makers:

@@ -130,6 +130,8 @@ class Outlook:
             return []
         offers, text.found = [], -1
         for member in self._beliefs.members:
+            if member.greedy is not request.params.greedy:
+                continue
             level = member.level(request)
             if level is None:
                 continue
@@ -151,6 +153,7 @@ class Outlook:
             (level := member.level(request)) is not None and level > text.found
             for member in lookups
             for request, text in zip(requests, texts, strict=True)
+            if member.greedy is request.params.greedy
         )
 
     def _offer(

@@ -64,7 +64,7 @@ def sections(content: dict[str, Any]) -> Iterator[Table]:
     if content["statistics"] is not None:
         titles = ("By statistics", "Second look, at fresh outputs")
         for title, look in zip(titles, content["statistics"]["looks"], strict=False):
-            yield _look(title, look, content["statistics"]["level"])
+            yield _look(title, look)
     if content["equality"] is not None:
         yield _equality(content["equality"])
 
@@ -86,7 +86,7 @@ def _enumeration(part: dict[str, Any]) -> Table:
     return Table.of("By enumeration", header, rows, notes=[scope])
 
 
-def _look(title: str, look: dict[str, Any], level: float) -> Table:
+def _look(title: str, look: dict[str, Any]) -> Table:
     rows = [
         (
             test["name"],
@@ -94,20 +94,20 @@ def _look(title: str, look: dict[str, Any], level: float) -> Table:
             f"{test['statistic']:.2f} ({test['degrees']})",
             _number(test["p_value"]),
             _number(test["adjusted"]),
-            _finding(test["adjusted"] >= level, "alarm"),
+            _finding(test["adjusted"] >= look["level"], "alarm"),
         )
         for test in look["tests"]
     ]
     header = ("test", "outcomes", "chi-square (degrees)", "p", "p (Holm)", "result")
-    return Table.of(title, header, rows, notes=list(_of_look(look, level)))
+    return Table.of(title, header, rows, notes=list(_of_look(look)))
 
 
-def _of_look(look: dict[str, Any], level: float) -> Iterator[str]:
-    alarms = ", ".join(look["alarms"])
+def _of_look(look: dict[str, Any]) -> Iterator[str]:
+    alarms, level = ", ".join(look["alarms"]), f"level {look['level']:.2g}"
     yield (
         f"{look['num_tokens']} tokens of {look['num_outputs']} outputs, each against the target's row "
         f"given its prefix, drafts verified by {', '.join(look['rules']) or 'nothing'}. "
-        f"{f'Alarms at level {level}: {alarms}' if alarms else f'No alarm at level {level}'}."
+        f"{f'Alarms at {level}: {alarms}' if alarms else f'No alarm at {level}'}."
     )
     allowed = look["row_tolerance"]
     bound = (

@@ -46,7 +46,7 @@ class Effort:
         description="Tokens for the statistics, at least; left out, what the time allows, up to "
         f"{TOKENS_A_SECOND} a second of --seconds. Four times as many halve the detection limit.",
     )
-    output_tokens: int = Field(default=128, ge=2, le=2**31, description="Length of every output.")
+    output_tokens: int = Field(default=64, ge=2, le=2**31, description="Length of every output.")
     equality_prompts: int | None = Field(
         default=None,
         ge=1,
@@ -58,7 +58,8 @@ class Effort:
         default=0.01,
         gt=0.0,
         lt=1.0,
-        description="Probability of a false alarm of the statistics, before a second look.",
+        description="Probability of a false alarm of the statistics; squared for forerun's own engine, "
+        "at which they look twice.",
     )
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1, description="Of everything.")
     part: tuple[Annotated[str, known("part", lambda: PARTS)], ...] = option(
@@ -122,7 +123,7 @@ class ProofOutputs:
         params: sampling parameters; the proof sets seeds, stops and lengths itself.
         num_tokens: minimum number of emitted tokens to test.
         output_tokens: length of every output.
-        level: probability of a false alarm over all tests of a look together.
+        level: root of the probability of a false defect, over all tests and both looks together.
         seed: seed of all randomness. Equal settings give equal results, except under policy auto,
             which depends on measured times.
         hints: hints of each prompt; empty for no hints.

@@ -29,8 +29,8 @@ from forerun.theory.inputs import Floats, Ints
 
 # An odd number near 2^64 / the golden ratio.
 _FAR_APART = 0x9E3779B97F4A7C15
-# Most logits of a pass, if it has more than one position: memory of this size is used again and again.
-_MOST_LOGITS = 2**22
+# Most logits of a pass, which has at least one position.
+_MOST_LOGITS = 2**24
 
 
 @dataclass

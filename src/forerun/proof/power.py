@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize
 
-from forerun.proof.score_tests import SampledRows, ScoreTests
+from forerun.proof.score_tests import WEIGHTS, SampledRows, ScoreTests
 from forerun.theory.goodness_of_fit import (
     MOST_RATIO,
     ScoreTest,
@@ -55,7 +55,11 @@ class Limit:
 
 
 def limits(
-    tests: ScoreTests, rows: SampledRows, starts: SampledRows, level: float, second_look: int
+    tests: ScoreTests,
+    rows: SampledRows,
+    starts: SampledRows,
+    levels: tuple[float, float],
+    second_look: int,
 ) -> Iterator[Limit]:
     """The detection limit of each family of alternatives.
 
@@ -65,7 +69,7 @@ def limits(
         tests: score tests of the run.
         rows: a sample of the target's rows.
         starts: a sample of the rows of target and draft at the start of rounds.
-        level: probability of a false alarm in each look.
+        levels: probabilities of a false alarm in the first and in the second look.
         second_look: number of outcomes in the second look / in the first.
     """
     rates: dict[str, Iterable[tuple[str, float]]] = {}
@@ -74,13 +78,15 @@ def limits(
         rates["token group"] = [_by_group(tests, rows)]
     if starts.rows:
         rates["towards the draft"] = _by_draft(tests, starts)
+    weights = sum(WEIGHTS[name] for name in tests.by_name)
     for family, meaning in FAMILIES.items():
         found = []
         for name, rate in rates.get(family, ()):
             # The rate is zero if the rows cannot deviate in this way or are too few.
             if rate > 0:
                 test = tests.by_name[name]
-                needed = _needed(test.rank, level / len(tests.by_name), second_look)
+                first, second = (WEIGHTS[name] / weights * level for level in levels)
+                needed = _needed(test.rank, first, second, second_look)
                 found.append((float((needed / (test.count * rate)) ** 0.5), name))
         distance, name = min(found, default=(1.0, ""))
         if distance <= _LARGEST:
@@ -122,8 +128,11 @@ def _by_group(tests: ScoreTests, sample: SampledRows) -> tuple[str, float]:
             others = favoured(rows, tests.groups, group)
             mean = ((others - rows) @ member)[0]
             of_group.append((mean, mean_total_variation(rows, others)))
-    rates = [_rate(test, of_group) for of_group in effects]
-    return test.name, min((rate for rate in rates if rate > 0), default=0.0)
+    # Groups without probability do not deviate; one that the test is blind for leaves no limit.
+    rates = [
+        _rate(test, of_group) for of_group in effects if any(distance for _, distance in of_group)
+    ]
+    return test.name, min(rates, default=0.0)
 
 
 def _rate(test: ScoreTest, effects: Sequence[tuple[Floats, float]]) -> float:
@@ -138,11 +147,11 @@ def _rate(test: ScoreTest, effects: Sequence[tuple[Floats, float]]) -> float:
 
 
 @lru_cache
-def _needed(degrees: int, level: float, second_look: int) -> float:
+def _needed(degrees: int, first_level: float, second_level: float, second_look: int) -> float:
     """Noncentrality of the first look at which both looks reject with probability POWER."""
 
     def excess(value: float) -> float:
-        first, second = (power(at, degrees, level) for at in (value, second_look * value))
-        return first * second - POWER
+        first = power(value, degrees, first_level)
+        return first * power(second_look * value, degrees, second_level) - POWER
 
     return float(optimize.brentq(excess, 0.0, 4000.0))

@@ -49,6 +49,17 @@ QUESTIONS = {
     "bonus, by rank": "bonus tokens follow the target's row",
 }
 
+# Shares of the level: tests for which detection limits are stated weigh more.
+WEIGHTS = dict.fromkeys(QUESTIONS, 1.0) | dict.fromkeys(
+    (
+        "emitted, by log probability",
+        "emitted, by group",
+        "round start, by draft",
+        "round start, towards the draft",
+    ),
+    4.0,
+)
+
 
 @dataclass
 class ScoreTests:

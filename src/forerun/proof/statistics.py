@@ -12,12 +12,15 @@ from forerun.engine.engine import Engine
 from forerun.proof.effort import ProofOutputs
 from forerun.proof.gather import Tally, gather
 from forerun.proof.power import Limit, limits
-from forerun.proof.score_tests import QUESTIONS, assign_groups
+from forerun.proof.score_tests import QUESTIONS, WEIGHTS, assign_groups
 from forerun.theory.goodness_of_fit import holm
 from forerun.theory.inputs import Ints
 
 # Tokens in the second look (after an alarm) / in the first.
 SECOND_LOOK = 2
+# Level of the first look over the level that is asked for, and the most that it is raised to. The second look
+# has the rest of the square: fewer tokens show a deviation, and no more proofs fail without one.
+FIRST_LEVEL, MOST_LEVEL = 5.0, 0.05
 # Offset of the seeds of the second look, so that its outputs are new.
 _FRESH = 2**40
 
@@ -48,6 +51,7 @@ class Look:
     """All tests over one set of outputs.
 
     Args:
+        level: probability of a false alarm.
         tests: results in the order of QUESTIONS.
         num_tokens: number of emitted tokens tested.
         num_outputs: number of outputs.
@@ -62,6 +66,7 @@ class Look:
         seconds: time of the look.
     """
 
+    level: float
     tests: tuple[TestResult, ...]
     num_tokens: int
     num_outputs: int
@@ -80,7 +85,7 @@ class Statistics:
 
     Args:
         passed: True if there was no alarm in the last look.
-        level: probability of a false alarm in each look.
+        level: root of the probability that both looks raise a false alarm.
         detection_limit: the largest detection limit over all families (see `Limit`); None without limits.
         looks: one look, or after an alarm in it two, the second at new outputs.
     """
@@ -100,8 +105,8 @@ def by_statistics(
 ) -> Statistics:
     """Draw outputs and test every token.
 
-    An exact method raises an alarm in the first look with probability `level`. An alarm counts as a
-    defect if a second look, at more and new outputs, raises one too.
+    An alarm counts as a defect if a second look, at more and new outputs, raises one too. An exact
+    method does so with the probability level².
 
     Args:
         engine: an engine with a drafter. Requests have no seed, because under `auto` a seed would
@@ -112,7 +117,8 @@ def by_statistics(
     # Both looks have the same groups, so that the second can confirm the first.
     random = np.random.default_rng([0x677270, outputs.seed % 2**64])
     groups = assign_groups(engine.target.vocab_size, random)
-    looks = [_look(engine, prompts, outputs, groups)]
+    levels = levels_of(outputs.level)
+    looks = [_look(engine, prompts, outputs, groups, levels)]
     if looks[0].alarms:
         again = replace(
             outputs,
@@ -120,27 +126,41 @@ def by_statistics(
             seconds=None,
             seed=outputs.seed + _FRESH,
         )
-        looks.append(_look(engine, prompts, again, groups))
+        looks.append(_look(engine, prompts, again, groups, levels[::-1]))
     limit = max((limit.total_variation for limit in looks[0].limits), default=None)
     return Statistics(not looks[-1].alarms, outputs.level, limit, tuple(looks))
 
 
+def levels_of(level: float) -> tuple[float, float]:
+    """Levels of the first and of the second look."""
+    first = max(level, min(FIRST_LEVEL * level, MOST_LEVEL))
+    return first, level / first * level
+
+
 def _look(
-    engine: Engine, prompts: Sequence[list[int]], outputs: ProofOutputs, groups: Ints
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    outputs: ProofOutputs,
+    groups: Ints,
+    levels: tuple[float, float],
 ) -> Look:
+    """A look with the first of `levels`."""
     started = perf_counter()
     tally = gather(engine, prompts, outputs, groups)
-    return _result(tally, outputs, perf_counter() - started)
+    return _result(tally, outputs, levels, perf_counter() - started)
 
 
-def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
+def _result(
+    tally: Tally, outputs: ProofOutputs, levels: tuple[float, float], seconds: float
+) -> Look:
     # A test has rank 0 if its outcomes vary too little.
     tests = [
         tally.tests.by_name[name]
         for name in QUESTIONS
         if name in tally.tests.by_name and tally.tests.by_name[name].rank
     ]
-    adjusted = holm([test.p_value for test in tests])
+    weights = [WEIGHTS[test.name] for test in tests]
+    adjusted = holm([test.p_value for test in tests], weights)
     results = tuple(
         TestResult(
             test.name,
@@ -155,10 +175,11 @@ def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
     )
     params = outputs.params
     edges = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    alarms = [test.name for test in results if test.adjusted < outputs.level]
+    alarms = [test.name for test in results if test.adjusted < levels[0]]
     alarms += ["impossible tokens"] if tally.impossible else []
     alarms += ["rows"] if not edges and tally.row_difference > tally.row_tolerance else []
     return Look(
+        level=levels[0],
         tests=results,
         num_tokens=tally.num_tokens,
         num_outputs=tally.num_outputs,
@@ -166,7 +187,7 @@ def _result(tally: Tally, outputs: ProofOutputs, seconds: float) -> Look:
         impossible=tally.impossible,
         largest_row_difference=tally.row_difference,
         row_tolerance=None if edges else tally.row_tolerance,
-        limits=tuple(limits(tally.tests, tally.rows, tally.starts, outputs.level, SECOND_LOOK)),
+        limits=tuple(limits(tally.tests, tally.rows, tally.starts, levels, SECOND_LOOK)),
         alarms=tuple(alarms),
         seconds=seconds,
     )

@@ -232,17 +232,22 @@ def power(noncentrality: float, degrees: int, level: float) -> float:
     return 1.0 - float(special.chndtr(critical, degrees, noncentrality))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """P-values adjusted by Holm's method (Scand. J. Statist. 6, 1979).
 
     Rejecting those below a level makes any false rejection with at most that probability.
+
+    Args:
+        weights: shares of the level in proportion, positive; None for equal ones.
     """
+    weights = weights or [1.0] * len(p_values)
+    shares = [p_value / weight for p_value, weight in zip(p_values, weights, strict=True)]
     adjusted = [1.0] * len(p_values)
-    largest = 0.0
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+    largest, left = 0.0, sum(weights)
+    for index in sorted(range(len(p_values)), key=lambda index: shares[index]):
+        largest = max(largest, min(1.0, left * shares[index]))
         adjusted[index] = largest
+        left -= weights[index]
     return adjusted
 
 
