@@ -406,6 +406,23 @@ def test_the_lengths_of_a_batch_are_the_best_of_all(rates: list[list[float]], sl
         assert best <= 1.05 * size / curve.plain
 
 
+@pytest.mark.parametrize("first", [0.0, 0.5])
+def test_a_drafter_drafts_once_for_greedy_and_sampled_requests(first: float) -> None:
+    """Its time counts once, whatever the requests of a batch are, and is learned."""
+    drafter = SimulatedDrafter()
+    members = [Member(0, drafter, greedy) for greedy in (True, False)]  # type: ignore[arg-type]
+    table = CostTable.from_rows((n, 2, 0, 1 + 0.1 * (2 * n - 1)) for n in (1, 4))
+    found, learned = [], []
+    for pair in (members, members[1:] * 2):
+        offers = [Offer(one, [0.9, 0.8, 0.7], 0, DraftTimes(first, 0.2)) for one in pair]
+        found.append(best_lengths(offers, Curve(table, 2, 3), 1.0))
+        beliefs = Beliefs(Account(0.02, 6.0), LiveCosts(), members)
+        learned.append(beliefs.learn_times(2, offers, 3.0, [0.9, 0.9, 900.0], cold=False)[0])
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert learned[0] == learned[1] < 100.0
+
+
 @given(st.lists(st.tuples(st.integers(1, 16), st.floats(0, 0.2)), min_size=1, max_size=30))
 def test_times_of_drafts_stay_within_what_was_seen(seen: list[tuple[int, float]]) -> None:
     times = DraftTimes(0.01, 0.002)

@@ -173,7 +173,7 @@ class Beliefs:
     ) -> tuple[float, float]:
         """Learn from the drafting times of rounds; return seconds of drafts and of prompts before them.
 
-        Costs are only learned if a single member has drafted. Time beyond the usual, an
+        Costs are only learned if a single drafter has drafted. Time beyond the usual, an
         interruption, is left out of the result.
 
         Args:
@@ -184,7 +184,7 @@ class Beliefs:
             cold: the first draft ran cold, so that it says nothing of the costs of others.
         """
         member = offers[0].member
-        if any(offer.member is not member for offer in offers):
+        if any(offer.member.name != member.name for offer in offers):
             return sum(seconds), 0.0
         waiting = [offer.pending for offer in offers]
         # Long prompts run one after the other, single tokens for the whole batch at once.

@@ -71,7 +71,8 @@ def best_lengths(
     plain, price, entry = speed * curve.plain, speed * curve.slope, speed * curve.entry
     narrowest = min(offer.member.width for offer in offers)
     levels, order = [0] * len(offers), list[int]()
-    depths: dict[Member, int] = {}
+    # A drafter drafts for greedy and sampled requests at once.
+    depths: dict[str, int] = {}
     tokens = drafting = extra = 0.0
     rate, chosen, at_best = size / plain, 0, (0.0, 0.0)
     while entries:
@@ -86,8 +87,8 @@ def best_lengths(
         levels[index] = level + 1
         order.append(index)
         drafting += 0.0 if level else offer.seconds
-        if level == depths.get(member, 0):
-            depths[member] = level + 1
+        if level == depths.get(member.name, 0):
+            depths[member.name] = level + 1
             drafting += offer.times.per_token if level else offer.times.first
         spot = int(extra + 0.5)
         rise = rises[spot] if spot < last else curve.rise(extra)
