@@ -78,7 +78,7 @@ class Member:
 
     @property
     def key(self) -> str:
-        """Its name in a file."""
+        """Name of the member in a file."""
         return f"{self.name}, {'greedy' if self.greedy else 'sampled'}"
 
     @property
