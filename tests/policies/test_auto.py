@@ -416,7 +416,7 @@ def test_a_drafter_drafts_once_for_greedy_and_sampled_requests(first: float) -> 
     for pair in (members, members[1:] * 2):
         offers = [Offer(one, [0.9, 0.8, 0.7], 0, DraftTimes(first, 0.2)) for one in pair]
         found.append(best_lengths(offers, Curve(table, 2, 3), 1.0))
-        beliefs = Beliefs(Account(0.02, 6.0), LiveCosts(), members)
+        beliefs = Beliefs(Account(0.02, 6.0), LiveCosts())
         learned.append(beliefs.learn_times(2, offers, 3.0, [0.9, 0.9, 900.0], cold=False)[0])
     assert found[0] == found[1]
     assert found[0] is not None
@@ -489,7 +489,7 @@ def test_texts_are_looked_at_less_often_while_nothing_is_found(planning: float) 
         world.each(made, [140])
         # Early in a text much may be found, whatever the one before was like.
         for before, after in pairwise(looked):
-            assert after - before <= 1 + auto.EARLY * after
+            assert after - before <= 1 + budget.EARLY * after
         assert planning * len(looked) < 0.06 * 140 or not number
     if planning:
         assert len(looked) < 110
@@ -580,12 +580,12 @@ def test_what_gains_little_is_looked_for_less_often() -> None:
         bad.gained(-0.1)
     pauses = []
     for search in (good, bad, bad):
-        search.found_nothing(50)
-        pauses.append(search.pause(0.05))
-    assert 1.0 < pauses[0] < pauses[1] / 4 < pauses[2] / 5
-    assert bad.pause(0.0) == 0.0
-    bad.found()
-    assert bad.pause(0.05) == 0.0
+        search.observe(200)
+        pauses.append(search.pause(0.05, 1000))
+    assert 1 < pauses[0] < pauses[1] / 4 < pauses[2] / 5
+    assert bad.pause(0.0, 1000) == 1
+    bad.observe(1, accepted=1)
+    assert bad.pause(0.05, 1000) == 1
 
 
 def test_a_drafter_that_finds_nothing_is_not_given_up_for_it() -> None:

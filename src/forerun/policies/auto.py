@@ -48,9 +48,7 @@ LONGEST = 16
 # If nothing pays, the policy plans again after REST to LONGEST_REST rounds, or when a request arrives. This
 # applies if models make all drafts, and to batches of CROWD, in which looking up costs more than it finds.
 REST, LONGEST_REST, CROWD = 32, 256, 4
-# Elsewhere, if looking up does not pay, it pauses (`Search`), early in a text for at most the share EARLY of
-# what is written.
-EARLY = 0.5
+# Elsewhere, if looking up does not pay, it pauses (`Search`).
 # Step with which the share of time that planning takes follows what is measured.
 SHARE_STEP = 0.05
 _NOT_LOOKED = (PlainReason.ASKED, PlainReason.SHORT)
@@ -137,11 +135,10 @@ class AutoPolicy(BasePolicy):
         """Receive target and drafter; time the target's forwards if that was never done."""
         self._several = bool(drafter.members)
         members = drafter.members or (drafter,)
-        self._beliefs.members = [
-            Member(place, member, greedy)
+        self._beliefs.members = {
+            greedy: [Member(place, member, greedy) for place, member in enumerate(members)]
             for greedy in (True, False)
-            for place, member in enumerate(members)
-        ]
+        }
         if self.settings.calibrate:
             self._memory = recall(target, drafter, rows)
             self.know(self._memory.table)
@@ -228,7 +225,7 @@ class AutoPolicy(BasePolicy):
             self._take_in()
         if self._texts.pop(request.request_id, None) is None:
             return
-        for member in self._beliefs.members:
+        for member in self._beliefs.members[request.params.greedy]:
             member.acceptance.release(request.request_id)
         self._outlook.ended(request)
 
@@ -255,7 +252,7 @@ class AutoPolicy(BasePolicy):
             self._plain += seen
             self._undrafted += len(seen)
             if any(text.reason not in _NOT_LOOKED for text in self._running):
-                self._search.found_nothing(len(seen))
+                self._search.observe(len(seen))
         if seen:
             chosen = {text.choice.offer.member for text in self._running if text.choice}
             for member in self._offering.keys() - chosen:
@@ -308,11 +305,9 @@ class AutoPolicy(BasePolicy):
         emitted = sum(sum(one.emitted) for one in seen)
         planning = sum(one.planning for one in seen)
         beliefs.account.settle(emitted / batch_size, seconds / plain, planning / plain)
-        if accepted:
-            self._search.found()
-        else:
-            self._search.found_nothing(count)
-        if self._tried is None and all(offer.member.looks_up for offer in offers):
+        self._search.observe(count, accepted)
+        # A try is expected to lose, so that it tells nothing of what is given up by a pause.
+        if not self._tried and all(offer.member.looks_up for offer in offers):
             self._search.gained((emitted / batch_size - seconds / plain) / count)
         proven = all(offer.member.acceptance.evidence >= PROVEN for offer in offers)
         if self._tried is not None or not proven:
@@ -395,7 +390,7 @@ class AutoPolicy(BasePolicy):
             if all(text.reason in _NOT_LOOKED for text in texts):
                 return 1
             written = min(request.num_output_tokens for request in requests)
-            return int(max(min(self._search.pause(self._plan_share), 1 + EARLY * written), 1))
+            return self._search.pause(self._plan_share, written)
         if any(text.reason is not PlainReason.PAUSED for text in texts):
             return 1
         left = min(member.trials.rounds_left for member in self._offering)

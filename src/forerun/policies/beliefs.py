@@ -108,12 +108,12 @@ class Beliefs:
     Args:
         account: time that drafts may lose.
         costs: costs of rounds.
-        members: the drafters for greedy requests, and those for sampled ones, in the same order.
+        members: the drafters, in the order of the drafter's members, by whether they are for greedy requests.
     """
 
     account: Account
     costs: LiveCosts
-    members: list[Member] = field(default_factory=list)
+    members: dict[bool, list[Member]] = field(default_factory=lambda: {True: [], False: []})
 
     @property
     def only_models(self) -> bool:
@@ -122,7 +122,12 @@ class Beliefs:
         A model can draft in every round, and only drafts change what is known of it. A lookup may
         find something in any round.
         """
-        return not any(member.looks_up for member in self.members)
+        return not any(member.looks_up for member in self.members[True])
+
+    @property
+    def all_members(self) -> list[Member]:
+        """The members for greedy requests and those for sampled ones."""
+        return [*self.members[True], *self.members[False]]
 
     @property
     def learned(self) -> dict[str, Any]:
@@ -134,7 +139,7 @@ class Beliefs:
                     "acceptance": member.acceptance.as_dict(),
                     "trials": member.trials.learned,
                 }
-                for member in self.members
+                for member in self.all_members
             },
             "account": self.account.learned,
         }
@@ -142,7 +147,7 @@ class Beliefs:
     def restore(self, learned: Any) -> None:
         """Start from the beliefs that `learned` returned."""
         self.costs.restore(learned["drafts"])
-        for member in self.members:
+        for member in self.all_members:
             if known := learned["members"].get(member.key):
                 member.acceptance.restore(known["acceptance"])
                 member.trials.restore(known["trials"])
@@ -152,14 +157,14 @@ class Beliefs:
         """Start afresh with an account; measurements from before the first request stay."""
         self.account = account
         self.costs.forget()
-        for member in self.members:
+        for member in self.all_members:
             member.forget()
 
     def given_up(self) -> list[str]:
         """One sentence on each drafter that was tried and does not pay."""
         return [
             member.given_up(self.costs.token_share(member.name, member.looks_up, member.share))
-            for member in self.members
+            for member in self.all_members
             if member.is_given_up
         ]
 

@@ -18,8 +18,9 @@ FIRST_TOKENS = 128
 TUITION, SHORT = 0.05, 8.0
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
-# Most rounds without an accepted token that count: texts differ.
-MOST_DRY = 1024
+# Most rounds without an accepted token that count: texts differ. Longest pause as a share of what is written of
+# a text, because much may be found early in it.
+MOST_DRY, EARLY = 1024, 0.5
 # Mean gain of rounds that draft by looking up, in plain rounds: before any was seen, at least, and the step
 # with which it follows them. A loss of more than MOST_LOSS was an interruption.
 FIRST_GAIN, LEAST_MEAN_GAIN, GAIN_STEP, MOST_LOSS = 1.0, 0.05, 0.05, 1.0
@@ -141,22 +142,20 @@ class Search:
     def __init__(self) -> None:
         self._dry, self._gain = 0, FIRST_GAIN
 
-    def found(self) -> None:
-        """Record an accepted token."""
-        self._dry = 0
-
-    def found_nothing(self, rounds: int) -> None:
-        """Record rounds without an accepted token."""
-        self._dry = min(self._dry + rounds, MOST_DRY)
+    def observe(self, rounds: int, accepted: int = 0) -> None:
+        """Record rounds, and the tokens accepted in them."""
+        self._dry = 0 if accepted else min(self._dry + rounds, MOST_DRY)
 
     def gained(self, gain: float) -> None:
         """Record what a round that drafted by looking up has gained, in plain rounds."""
         self._gain += GAIN_STEP * (max(gain, -MOST_LOSS) - self._gain)
 
-    def pause(self, planning: float) -> float:
-        """The number of rounds that costs least.
+    def pause(self, planning: float, written: int) -> int:
+        """The number of rounds that costs least, at least one.
 
         Args:
             planning: time that planning a round takes, in plain rounds.
+            written: output tokens of the text.
         """
-        return math.sqrt(2.0 * planning * self._dry / max(self._gain, LEAST_MEAN_GAIN))
+        best = math.sqrt(2.0 * planning * self._dry / max(self._gain, LEAST_MEAN_GAIN))
+        return max(int(min(best, 1 + EARLY * written)), 1)

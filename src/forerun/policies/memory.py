@@ -80,14 +80,13 @@ class Memory:
                 logger.warning("%s holds something else; it is learned anew", self._path)
                 self._learned = None
                 beliefs.costs.forget_drafts()
-                for member in beliefs.members:
+                for member in beliefs.all_members:
                     member.forget()
 
     def check(self, beliefs: Beliefs, rehearse: Rehearse) -> None:
         """Rehearse rounds, to warm up drafts, to time unknown ones, and to measure the machine's speed."""
-        costs = beliefs.costs
-        # Costs are those of the drafter, whatever it drafts for.
-        members = [member for member in beliefs.members if member.greedy]
+        # Members for greedy requests stand for all, because a drafter's costs are the same for sampled ones.
+        costs, members = beliefs.costs, beliefs.members[True]
         places = [None] if len(members) == 1 else range(len(members))
         slow, before = costs.plain_seconds(1) > SLOW, costs.plain_seconds(1) * self._speed
         makers = [

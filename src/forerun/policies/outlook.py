@@ -129,9 +129,7 @@ class Outlook:
             text.reason = PlainReason.SHORT if request.speculative else PlainReason.ASKED
             return []
         offers, text.found = [], -1
-        for member in self._beliefs.members:
-            if member.greedy is not request.params.greedy:
-                continue
+        for member in self._beliefs.members[request.params.greedy]:
             level = member.level(request)
             if level is None:
                 continue
@@ -148,12 +146,10 @@ class Outlook:
 
     def finds_more(self, requests: Sequence[Request], texts: Sequence[Text]) -> bool:
         """True if a lookup is more confident for a request now than when the round was planned."""
-        lookups = [member for member in self._beliefs.members if member.looks_up]
         return any(
-            (level := member.level(request)) is not None and level > text.found
-            for member in lookups
+            member.looks_up and (level := member.level(request)) is not None and level > text.found
             for request, text in zip(requests, texts, strict=True)
-            if member.greedy is request.params.greedy
+            for member in self._beliefs.members[request.params.greedy]
         )
 
     def _offer(
