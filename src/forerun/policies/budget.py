@@ -18,8 +18,8 @@ FIRST_TOKENS = 128
 TUITION, SHORT = 0.05, 8.0
 # Share of a plain round beyond which planning time is taken for an interruption.
 MOST_PLANNING = 0.2
-# Most rounds without an accepted token that count: texts differ. Longest pause as a share of what is written of
-# a text, because much may be found early in it.
+# Most rounds without an accepted token that count: texts differ. Longest pause, as a share of the text:
+# early in it, much may be found.
 MOST_DRY, EARLY = 1024, 0.5
 # Mean gain of rounds that draft by looking up, in plain rounds: before any was seen, at least, and the step
 # with which it follows them. A loss of more than MOST_LOSS was an interruption.
